@@ -115,9 +115,9 @@ struct Place {
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     root: PathBuf,
 
-    /// Socket of the daemon
-    #[arg(long, value_name = "PATH", default_value = SOCKET_PATH)]
-    socket: PathBuf,
+    /// Socket of the daemon [default: that of the installed script; without one, /run/wideleaf/control.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
 }
 
 /// Arguments of `run`: those that libvirt passes to a hook. The domain's XML is on standard input.
@@ -150,9 +150,9 @@ pub struct RunArgs {
 /// [`Failure::Host`] if libvirt is absent, a script is foreign, or a guest must not start.
 pub fn main(args: &HookArgs) -> Result<(), Failure> {
     match &args.command {
-        HookCommand::Install(args) => script::install(&args.place.root, &args.place.socket, args.dry_run),
+        HookCommand::Install(args) => script::install(&args.place.root, args.place.socket.as_deref(), args.dry_run),
         HookCommand::Uninstall(args) => script::uninstall(&args.place.root, args.dry_run),
-        HookCommand::Status(args) => status::main(&args.place.root, &args.place.socket, args.format),
+        HookCommand::Status(args) => status::main(&args.place.root, args.place.socket.as_deref(), args.format),
         HookCommand::Run(args) => call::main(args),
     }
 }

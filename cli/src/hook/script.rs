@@ -39,12 +39,29 @@ pub fn path(root: &Path) -> PathBuf {
     root.join(LIBVIRT).join("hooks/qemu.d/wideleaf")
 }
 
-/// The text that `install` would write now.
+/// The text that `install` would write now with this socket.
 ///
 /// # Errors
 /// [`Failure::Host`] if this program has no path that a script can name.
 pub fn text(socket: &Path) -> Result<String, Failure> {
     text_for(&this_program()?, socket)
+}
+
+/// Socket for the next script: the requested one, or that of the installed script. `None`: the installed script has an
+/// option `--socket` in another form than wideleaf writes.
+pub fn socket_for(asked: Option<&Path>, found: &Found) -> Option<PathBuf> {
+    match (asked, found) {
+        (Some(asked), _) => Some(asked.to_owned()),
+        (None, Found::Ours(text)) => socket_in(text),
+        (None, Found::Nothing | Found::Foreign) => Some(SOCKET_PATH.into()),
+    }
+}
+
+fn socket_in(text: &str) -> Option<PathBuf> {
+    match text.split_once(" hook run --socket ") {
+        Some((_, rest)) => unquoted(rest),
+        None => (!text.contains("--socket")).then(|| SOCKET_PATH.into()),
+    }
 }
 
 fn this_program() -> Result<PathBuf, Failure> {
@@ -116,6 +133,20 @@ fn quoted(path: &Path) -> Result<String, Failure> {
     Ok(format!("'{}'", text.replace('\'', r"'\''")))
 }
 
+/// The path at the beginning of that text, as [`quoted`] writes it.
+fn unquoted(text: &str) -> Option<PathBuf> {
+    let (mut path, mut rest) = (String::new(), text.strip_prefix('\'')?);
+    loop {
+        let (part, after) = rest.split_once('\'')?;
+        path.push_str(part);
+        match after.strip_prefix(r"\''") {
+            Some(more) => rest = more,
+            None => return after.starts_with(' ').then(|| path.into()),
+        }
+        path.push('\'');
+    }
+}
+
 /// State of the script's place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
@@ -153,14 +184,21 @@ fn foreign(root: &Path) -> Failure {
     ))
 }
 
-/// Writes the script.
+fn unreadable(path: &Path) -> Failure {
+    Failure::Host(format!(
+        "cannot renew {}: its option --socket has another form than wideleaf writes; give the daemon's socket by \
+        --socket PATH",
+        path.display()
+    ))
+}
+
+/// Writes the script. Without a socket, a script that is renewed keeps its own.
 ///
 /// # Errors
-/// [`Failure::Host`] if libvirt is absent, if a foreign file is in the place, or if a user other than root could
-/// replace this program.
-pub fn install(root: &Path, socket: &Path, is_dry: bool) -> Result<(), Failure> {
-    let program = this_program()?;
-    let (path, text) = (path(root), text_for(&program, socket)?);
+/// [`Failure::Host`] if libvirt is absent, if a foreign file is in the place, if the script's socket cannot be read, or
+/// if a user other than root could replace this program.
+pub fn install(root: &Path, asked: Option<&Path>, is_dry: bool) -> Result<(), Failure> {
+    let (program, path) = (this_program()?, path(root));
     let libvirt = root.join(LIBVIRT);
     if !libvirt.is_dir() {
         return Err(Failure::Host(format!("cannot find {}: is libvirt installed?", libvirt.display())));
@@ -170,21 +208,29 @@ pub fn install(root: &Path, socket: &Path, is_dry: bool) -> Result<(), Failure> 
         Trust::root_alone().check(&program)?;
     }
     let is_executable = fs::metadata(&path).is_ok_and(|file| file.permissions().mode() & 0o111 != 0);
+    let socket = socket_for(asked, &found).ok_or_else(|| unreadable(&path))?;
+    let text = text_for(&program, &socket)?;
+    let of_daemon = match asked {
+        None if socket != Path::new(SOCKET_PATH) => {
+            format!("; it keeps its daemon's socket {} (another one: --socket PATH)", socket.display())
+        }
+        _ => String::new(),
+    };
     match found {
         Found::Foreign => return Err(foreign(root)),
         Found::Ours(old) if old == text && is_executable => {
-            return print(&format!("{} is already installed\n", path.display()));
+            return print(&format!("{} is already installed{of_daemon}\n", path.display()));
         }
         Found::Ours(_) | Found::Nothing => {}
     }
     if is_dry {
-        return print(&format!("would write {}:\n{text}", path.display()));
+        return print(&format!("would write {}{of_daemon}:\n{text}", path.display()));
     }
     // A script that was executable, and so visible to a running libvirtd, keeps its time: `status` compares that
     // with libvirtd's start.
     let since = fs::metadata(&path).and_then(|file| file.modified()).ok().filter(|_| is_executable);
     write(&path, &text, since).map_err(at(&path))?;
-    print(&format!("wrote {}; `wideleaf hook status` says whether libvirtd runs it\n", path.display()))
+    print(&format!("wrote {}{of_daemon}; `wideleaf hook status` says whether libvirtd runs it\n", path.display()))
 }
 
 /// Puts the whole script in its place at once, with the time `since`. It is made in the folder above, because
@@ -260,5 +306,26 @@ mod tests {
     fn the_script_names_a_socket_that_is_not_the_default() {
         assert!(!text(Path::new(SOCKET_PATH)).expect("a script").contains("--socket"));
         assert!(text(Path::new("/x/s")).expect("a script").contains("hook run --socket '/x/s' -- \"$@\""));
+    }
+
+    #[test]
+    fn the_socket_of_a_script_is_read_back_and_a_requested_one_counts_more() {
+        for socket in [SOCKET_PATH, "/x/s", "/a b/$(c)'d", "/'", "/it''s"] {
+            let found = Found::Ours(text(Path::new(socket)).expect("a script"));
+            assert_eq!(socket_for(None, &found), Some(socket.into()));
+            assert_eq!(socket_for(Some(Path::new("/y")), &found), Some("/y".into()));
+        }
+        for found in [Found::Nothing, Found::Foreign] {
+            assert_eq!(socket_for(None, &found), Some(SOCKET_PATH.into()));
+        }
+    }
+
+    #[test]
+    fn a_socket_in_another_form_than_wideleaf_writes_is_not_guessed() {
+        for option in ["--socket=/x/s", "--socket /x/s", "--socket '/x/s", "--socket '/x/'s"] {
+            let text = format!("#!/bin/sh\n{MARK}\n'/usr/bin/wideleaf' hook run {option} -- \"$@\"\n");
+            assert_eq!(socket_for(None, &Found::Ours(text.clone())), None, "{option}");
+            assert_eq!(socket_for(Some(Path::new("/y")), &Found::Ours(text)), Some("/y".into()), "{option}");
+        }
     }
 }

@@ -65,24 +65,23 @@ pub struct HookStatus {
 ///
 /// # Errors
 /// [`Failure::Hook`] if the hook does not work; [`Failure`] if the script cannot be read, or the result not be written.
-pub fn main(root: &Path, socket: &Path, format: FormatArg) -> Result<(), Failure> {
+pub fn main(root: &Path, asked: Option<&Path>, format: FormatArg) -> Result<(), Failure> {
     let output = Output::open(format, None)?;
-    let status = HookStatus {
-        path: script::path(root),
-        script: state(root, &script::text(socket)?)?,
-        libvirtd: seen(root, SystemTime::now()),
-    };
+    let status =
+        HookStatus { path: script::path(root), script: state(root, asked)?, libvirtd: seen(root, SystemTime::now()) };
     let fault = status.fault();
     output.write(&status, HookStatus::to_table)?;
     fault.map_or(Ok(()), |fault| Err(fault.into()))
 }
 
-fn state(root: &Path, wanted: &str) -> Result<ScriptState, Failure> {
-    Ok(match script::find(root)? {
+fn state(root: &Path, asked: Option<&Path>) -> Result<ScriptState, Failure> {
+    let found = script::find(root)?;
+    let wanted = script::socket_for(asked, &found).map(|socket| script::text(&socket)).transpose()?;
+    Ok(match found {
         Found::Nothing => ScriptState::Absent,
         Found::Foreign => ScriptState::Foreign,
         Found::Ours(_) if !is_executable(&script::path(root)) => ScriptState::NotExecutable,
-        Found::Ours(text) if text == wanted => ScriptState::Current,
+        Found::Ours(text) if wanted.is_some_and(|wanted| text == wanted) => ScriptState::Current,
         Found::Ours(_) => ScriptState::Other,
     })
 }

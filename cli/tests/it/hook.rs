@@ -97,6 +97,35 @@ fn a_script_that_libvirt_would_skip_or_that_is_old_is_renewed() {
 }
 
 #[test]
+fn an_upgrade_keeps_the_socket_of_the_installed_script() {
+    let (scratch, root, script) = host();
+    if !is_trusted(&scratch) {
+        return;
+    }
+    let install = ["hook", "install", "--root", &root];
+    says(&scratch, &[&install[..], &["--socket", "/elsewhere"]].concat());
+    let first = fs::read_to_string(&script).unwrap();
+    // As of an earlier version, for the same program.
+    fs::write(&script, first.replace(" >/dev/null", "")).unwrap();
+    ends(&scratch, &["hook", "status", "--root", &root], 11);
+    let said = says(&scratch, &install);
+    assert!(said.starts_with("wrote ") && said.contains("it keeps its daemon's socket /elsewhere"), "{said}");
+    assert_eq!(fs::read_to_string(&script).unwrap(), first);
+    assert!(says(&scratch, &["hook", "status", "--root", &root]).contains(": installed\n"));
+    assert!(says(&scratch, &install).contains("is already installed; it keeps"));
+    let default = "/run/wideleaf/control.sock";
+    ends(&scratch, &["hook", "status", "--socket", default, "--root", &root], 11);
+    says(&scratch, &[&install[..], &["--socket", default]].concat());
+    assert!(!fs::read_to_string(&script).unwrap().contains("--socket"), "a requested socket counts more");
+    // A socket in a form that is not understood is not replaced by the default one.
+    let edited = first.replace("--socket '/elsewhere'", "--socket=/elsewhere");
+    fs::write(&script, &edited).unwrap();
+    ends(&scratch, &["hook", "status", "--root", &root], 11);
+    scratch.refuses(&install, 4, &["its option --socket has another form", "--socket PATH"]);
+    assert_eq!(fs::read_to_string(&script).unwrap(), edited);
+}
+
+#[test]
 fn renewing_the_script_in_an_upgrade_does_not_ask_for_a_restart() {
     let (scratch, root, script) = host();
     if !is_trusted(&scratch) {
