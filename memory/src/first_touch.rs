@@ -70,7 +70,7 @@ mod report;
 
 pub use giant_supply::GiantSource;
 use giant_supply::GiantSupply;
-use giants::{Giants, LOOK_FOR_GIANT_EVERY_MS};
+use giants::Giants;
 pub use placing::place_before_loading;
 pub use report::{FirstTouchReport, PageCounts, PagesNow, RegionReport};
 
@@ -297,7 +297,7 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize + Send + 'static> Service for Decid
     }
 
     fn patience(&self) -> PollTimeout {
-        if self.giants.are_awaited() { LOOK_FOR_GIANT_EVERY_MS.into() } else { PollTimeout::NONE }
+        self.giants.look_every_ms().map_or(PollTimeout::NONE, PollTimeout::from)
     }
 
     fn between_answers(&mut self) {

@@ -376,6 +376,14 @@ impl Restorer {
         self.shared.is_done() && !has_failed && self.threads.iter().all(JoinHandle::is_finished)
     }
 
+    /// Whether all of RAM has its contents and no window of it is registered any more. A thread that does not come back
+    /// from a read, or that still collapses windows, changes nothing about that, but keeps
+    /// [`Restorer::is_finished`] from being true.
+    pub fn is_filled(&self) -> bool {
+        let Progress { stored_windows, filled_windows, .. } = self.progress();
+        self.shared.has_all_let_go() && filled_windows == stored_windows
+    }
+
     /// Ends a restore after its guest, finished or not: lets all RAM go and wakes all threads that wait in it.
     /// They read zeroes where contents are missing.
     pub fn abandon(mut self, _: GuestIsGone) -> RestoreReport {

@@ -5,11 +5,14 @@
 //!   service   order ───────────────┐        ┌─ look: a page, or why there is none
 //!   thread      └─▶ pool, or maker ─┴─ clear ┘
 //! ```
+//!
+//! A giant that waits no longer marks its order as late. A page that then comes goes to the next giant with the same
+//! memory policy, or back to where it came from.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 use wideleaf_policies::PageSize;
 
@@ -69,7 +72,23 @@ impl GiantSource {
 pub(super) struct GiantSupply {
     orders: Sender<Option<NodePolicy>>,
     pages: Receiver<Result<Supplied, Obstacle>>,
-    is_ordered: bool,
+    ordered: Option<Ordered>,
+}
+
+/// An order that is not answered yet.
+#[derive(Clone, Copy, Debug)]
+struct Ordered {
+    policy: Option<NodePolicy>,
+    /// Whether the giant of the order waits no more: the answer belongs to no giant.
+    is_late: bool,
+}
+
+impl Ordered {
+    /// Whether an answer to this order is one for a giant with that memory policy. A late page is as good as a new one;
+    /// a late obstacle may be gone.
+    fn fits(&self, policy: Option<NodePolicy>, answer: &Result<Supplied, Obstacle>) -> bool {
+        !self.is_late || answer.is_ok() && self.policy == policy
+    }
 }
 
 impl GiantSupply {
@@ -89,27 +108,68 @@ impl GiantSupply {
             }
         };
         std::thread::Builder::new().name("giant-supply".into()).spawn(work)?;
-        Ok(GiantSupply { orders, pages, is_ordered: false })
+        Ok(GiantSupply { orders, pages, ordered: None })
     }
 
     /// Asks for a page by that memory policy, unless one is on its way.
     pub(super) fn order(&mut self, policy: Option<NodePolicy>) {
         // A thread that has ended, after a panic, is noticed by the look.
-        self.is_ordered = self.is_ordered || self.orders.send(policy).is_ok();
-    }
-
-    /// The ordered page, once it is ready, or why there is none.
-    pub(super) fn look(&mut self) -> Option<Result<Supplied, Obstacle>> {
-        use std::sync::mpsc::TryRecvError;
-        match self.pages.try_recv() {
-            Ok(page) => {
-                self.is_ordered = false;
-                Some(page)
-            }
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Err("giant_no_thread")),
+        if self.ordered.is_none() && self.orders.send(policy).is_ok() {
+            self.ordered = Some(Ordered { policy, is_late: false });
         }
     }
+
+    /// Whether a page is on its way.
+    pub(super) fn is_ordered(&self) -> bool {
+        self.ordered.is_some()
+    }
+
+    /// The page for a giant with that memory policy, once it is ready, or why there is none. An answer for a giant that
+    /// waits no more is dropped if it does not fit, and a page is ordered.
+    pub(super) fn look(&mut self, policy: Option<NodePolicy>) -> Option<Result<Supplied, Obstacle>> {
+        let (ordered, answer) = match self.answer() {
+            Answer::None => return None,
+            Answer::NoThread => return Some(Err("giant_no_thread")),
+            Answer::Ready(ordered, answer) => (ordered, answer),
+        };
+        if ordered.fits(policy, &answer) {
+            return Some(answer);
+        }
+        drop(answer);
+        self.order(policy);
+        None
+    }
+
+    /// The giant of the order waits no more.
+    pub(super) fn stop_waiting(&mut self) {
+        self.ordered.iter_mut().for_each(|ordered| ordered.is_late = true);
+    }
+
+    /// Gives back a page that came too late, while no giant waits. Returns whether an answer came.
+    pub(super) fn drop_late(&mut self) -> bool {
+        matches!(self.answer(), Answer::Ready(..))
+    }
+
+    fn answer(&mut self) -> Answer {
+        match self.pages.try_recv() {
+            Ok(answer) => Answer::Ready(self.ordered.take().expect("each answer has one order"), answer),
+            Err(TryRecvError::Empty) => Answer::None,
+            Err(TryRecvError::Disconnected) => {
+                self.ordered = None;
+                Answer::NoThread
+            }
+        }
+    }
+}
+
+/// What the thread has sent.
+enum Answer {
+    /// Nothing yet.
+    None,
+    /// A page or an obstacle, for this order.
+    Ready(Ordered, Result<Supplied, Obstacle>),
+    /// The thread has ended, after a panic.
+    NoThread,
 }
 
 #[cfg(test)]
@@ -174,7 +234,7 @@ mod tests {
     fn next(supply: &mut GiantSupply) -> Result<Supplied, Obstacle> {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            if let Some(page) = supply.look() {
+            if let Some(page) = supply.look(None) {
                 return page;
             }
             assert!(Instant::now() < deadline, "the thread does not answer");
@@ -250,5 +310,55 @@ mod tests {
         assert_eq!(next(&mut supply).expect_err("it is gone"), "giant_no_thread");
         supply.order(None);
         assert_eq!(next(&mut supply).expect_err("still"), "giant_no_thread");
+    }
+
+    /// Waits until the thread has sent an answer that no giant awaits, and drops it.
+    fn drop_late(supply: &mut GiantSupply) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !supply.drop_late() {
+            assert!(Instant::now() < deadline, "the thread does not answer");
+            std::thread::yield_now();
+        }
+    }
+
+    fn supply_of(answers: &[bool]) -> (tempfile::TempDir, Arc<Maker>, GiantSupply) {
+        let (root, pools) = pools(0);
+        let maker = maker(answers);
+        let source = GiantSource { pools, maker: Some(maker.clone()) };
+        (root, maker, GiantSupply::start(Arc::new(FakeHost::default()), source).expect("a thread"))
+    }
+
+    #[test]
+    fn a_page_that_no_giant_awaits_any_more_is_given_back_and_the_next_giant_orders_its_own() {
+        let (_root, maker, mut supply) = supply_of(&[true, true]);
+        supply.order(NodePolicy::preferring(0));
+        supply.stop_waiting();
+        drop_late(&mut supply);
+        assert!(!supply.is_ordered(), "so no look is due any more");
+        supply.order(None);
+        assert!(next(&mut supply).expect("one is made").is_made);
+        assert_eq!((maker.asked.load(Ordering::Relaxed), *maker.policy.lock()), (2, None));
+    }
+
+    #[test]
+    fn a_late_page_goes_to_the_next_giant_only_if_that_has_the_same_memory_policy() {
+        for (late, pages) in [(NodePolicy::preferring(1), 2), (None, 1)] {
+            let (_root, maker, mut supply) = supply_of(&[true, true]);
+            supply.order(late);
+            supply.stop_waiting();
+            supply.order(None); // one is on its way
+            assert!(next(&mut supply).expect("one is made").is_made);
+            assert_eq!((maker.asked.load(Ordering::Relaxed), *maker.policy.lock()), (pages, None), "{late:?}");
+        }
+    }
+
+    #[test]
+    fn why_a_late_page_did_not_come_is_no_answer_for_the_next_giant() {
+        let (_root, maker, mut supply) = supply_of(&[false]);
+        supply.order(None);
+        supply.stop_waiting();
+        supply.order(None);
+        assert_eq!(next(&mut supply).expect_err("the pool has none"), "giant_no_page", "asked anew");
+        assert_eq!(maker.asked.load(Ordering::Relaxed), 1);
     }
 }

@@ -19,6 +19,7 @@ use crate::backing::BackingKind;
 use crate::claims::Claimed;
 use crate::faults::Touch;
 use crate::giant_page::GIANT;
+use crate::numa::placement::NodePolicy;
 use crate::sys::pagemap::holds_nothing;
 
 /// Giants that were answered 1g.
@@ -46,9 +47,14 @@ impl Giants {
         Giants { supply, awaited: VecDeque::new(), decided: BTreeSet::new() }
     }
 
-    /// Whether touches wait for a page.
-    pub(super) fn are_awaited(&self) -> bool {
-        !self.awaited.is_empty()
+    /// Interval between two looks for a page: one for which touches wait, or one that came too late. `None` if no page
+    /// is on its way.
+    pub(super) fn look_every_ms(&self) -> Option<u16> {
+        let is_ordered = self.supply.as_ref().is_some_and(GiantSupply::is_ordered);
+        match self.awaited.is_empty() {
+            false => Some(LOOK_FOR_GIANT_EVERY_MS),
+            true => is_ordered.then_some(LOOK_FOR_LATE_PAGE_EVERY_MS),
+        }
     }
 }
 
@@ -58,20 +64,32 @@ impl Giants {
 const GIANT_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Interval between two looks for the page that a giant waits for: a fiftieth of the time to clear it.
-pub(super) const LOOK_FOR_GIANT_EVERY_MS: u16 = 2;
+const LOOK_FOR_GIANT_EVERY_MS: u16 = 2;
+
+/// Interval between two looks for a page that no giant awaits any more: for as long, the host lacks it.
+const LOOK_FOR_LATE_PAGE_EVERY_MS: u16 = 100;
 
 /// Giants at their first touch.
 impl<D> Deciding<D> {
-    /// Answers the touches of the first awaited giant, if its page is ready or too late.
+    /// Answers the touches of the first awaited giant, if its page is ready or too late. Without one, gives back a page
+    /// that came too late.
     pub(super) fn look_for_giant(&mut self) {
-        let Some(awaited) = self.giants.awaited.front().copied() else { return };
-        let supplied = self.giants.supply.as_mut().and_then(GiantSupply::look);
+        let Some(awaited) = self.giants.awaited.front().copied() else {
+            if let Some(supply) = &mut self.giants.supply {
+                supply.drop_late();
+            }
+            return;
+        };
+        let policy = self.page_policy(awaited);
+        let supplied = self.giants.supply.as_mut().and_then(|supply| supply.look(policy));
         let is_late = self.host.now().since(awaited.since) > GIANT_WAIT_MAX;
         let ended = match supplied {
             Some(Ok(supplied)) => self.put_giant(awaited, supplied),
             Some(Err(why)) => Err(NotPlaced::Unchanged(why)),
-            // The page stays with the supply, for the next giant.
-            None if is_late => Err(NotPlaced::Unchanged("giant_too_late")),
+            None if is_late => {
+                self.giants.supply.iter_mut().for_each(GiantSupply::stop_waiting);
+                Err(NotPlaced::Unchanged("giant_too_late"))
+            }
             None => return,
         };
         self.giants.awaited.pop_front();
@@ -83,8 +101,13 @@ impl<D> Deciding<D> {
 
     /// Orders a page for a giant, on its nodes.
     fn order_page(&mut self, awaited: Awaited) {
-        let policy = self.faults.ram(awaited.touch).placement().giant_policy(awaited.giant);
+        let policy = self.page_policy(awaited);
         self.giants.supply.iter_mut().for_each(|supply| supply.order(policy));
+    }
+
+    /// Memory policy of the page that a giant waits for.
+    fn page_policy(&self, awaited: Awaited) -> Option<NodePolicy> {
+        self.faults.ram(awaited.touch).placement().giant_policy(awaited.giant)
     }
 
     /// Whether the touch waits for the page of the giant around it.

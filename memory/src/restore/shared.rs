@@ -229,6 +229,22 @@ impl Shared {
         }
     }
 
+    /// Lets the windows go that are still registered though they have their contents. A window that is being placed
+    /// meanwhile is not among them: its thread calls this again ([`Shared::let_go_if_done`]).
+    fn let_rest_go(&self, door: &dyn Door) {
+        let rest = self.board.rest_to_let_go();
+        self.let_go_of(door, &rest);
+        rest.iter().for_each(|row| self.ram.claims().filled(self.rows.window(*row)));
+    }
+
+    /// Lets a window go that was kept after the restore had ended, if that is so. The end comes before the look at the
+    /// rest, and the window was settled before this call: one of the two sees it.
+    pub(super) fn let_go_if_done(&self, door: &dyn Door) {
+        if self.is_done() {
+            self.let_rest_go(door);
+        }
+    }
+
     /// Ends the restore if no stored window is left: once.
     pub(super) fn finish_if_done(&self, door: &dyn Door) {
         if self.board.left() == 0 && !self.is_done.swap(true, Ordering::SeqCst) {
@@ -240,9 +256,7 @@ impl Shared {
     pub(super) fn finish(&self, door: &dyn Door) {
         let took = self.since_start();
         self.is_done.store(true, Ordering::SeqCst);
-        let rest = self.board.rest_to_let_go();
-        self.let_go_of(door, &rest);
-        rest.iter().for_each(|row| self.ram.claims().filled(self.rows.window(*row)));
+        self.let_rest_go(door);
         let failed = self.counted.read(|report| report.progress.failed_windows);
         self.counted.count(|report| report.all_filled = Some(took));
         if failed == 0 {

@@ -232,3 +232,45 @@ fn a_window_that_cannot_be_let_go_is_filled_and_stays_registered_until_the_end()
     let Some(report) = restore(Call::LetGo, 4, libc::ENOMEM, true) else { return };
     assert_eq!((report.kept, report.progress.filled_windows), (4, 4), "{report:?}");
 }
+
+/// Contents of which the first read does not return before the test ends.
+struct FirstReadHangs {
+    /// Whether a read hangs already.
+    has_begun: AtomicBool,
+    goes_on: Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl SavedRam for FirstReadHangs {
+    fn window(&self, window: WindowIndex) -> SavedWindow {
+        Made.window(window)
+    }
+
+    fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError> {
+        if !self.has_begun.swap(true, Ordering::SeqCst) {
+            let _ = self.goes_on.lock().recv();
+        }
+        Made.read(window, into)
+    }
+}
+
+#[test]
+fn ram_is_filled_although_a_thread_never_returns_from_its_read() {
+    let (go_on, goes_on) = std::sync::mpsc::channel();
+    let saved = Arc::new(FirstReadHangs { has_begun: AtomicBool::new(false), goes_on: Mutex::new(goes_on) });
+    let config = RestoreConfig { overdue_after: Duration::from_millis(20), ..RestoreConfig::default() };
+    let restorer = match Restorer::start(ram(), saved, config) {
+        Ok(restorer) => restorer,
+        Err(RestoreError::Userfaultfd(error)) => return println!("skipped: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let began = std::time::Instant::now();
+    while !restorer.is_filled() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", restorer.report());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!restorer.is_finished(), "one thread still reads");
+    assert!(!restorer.shared.ram.claims().is_filling());
+    assert_eq!(restorer.report().lost_threads.len(), 1);
+    drop(go_on);
+    restorer.abandon(GuestIsGone);
+}

@@ -240,6 +240,7 @@ impl<D: Door + 'static> Serving<D> {
             Settled::LetGo(_) => self.shared.ram.claims().filled(self.shared.rows.window(row)),
             Settled::Kept | Settled::Failed => {
                 self.answer_page(page);
+                self.shared.let_go_if_done(self.door.as_ref());
                 self.touch_again(row); // for other pages, of which messages came meanwhile
             }
         }
@@ -404,3 +405,6 @@ impl<D: Door + 'static> Serving<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

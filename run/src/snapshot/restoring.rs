@@ -30,6 +30,8 @@ use crate::report::RestoredReport;
 use crate::session::SavedSession;
 use crate::spec::{Prefetch, RestorePages, RunSpec};
 
+pub(crate) mod taking_apart;
+
 /// A VM that is about to continue.
 pub struct Restoring {
     folder: PathBuf,
@@ -144,7 +146,7 @@ impl Restoring {
     /// Whether all of RAM has its content, or never will: a part of it cannot be read, and the guest is about to end.
     pub fn is_over(&self) -> bool {
         match &*self.lock() {
-            Filling::Filled(restorer) => restorer.is_finished() || restorer.failure().is_some(),
+            Filling::Filled(restorer) => restorer.is_filled() || restorer.failure().is_some(),
             Filling::Not | Filling::Mapped { .. } => true,
         }
     }
