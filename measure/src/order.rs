@@ -16,7 +16,7 @@
 pub fn arms_of_round(arms: usize, round: u32) -> impl Iterator<Item = usize> {
     let before = (round as usize).saturating_sub(1);
     // Of an odd number, each row and its mirror image.
-    let (row, is_mirrored) = if arms % 2 == 0 { (before, false) } else { (before / 2, before % 2 == 1) };
+    let (row, is_mirrored) = if arms.is_multiple_of(2) { (before, false) } else { (before / 2, before % 2 == 1) };
     (0..arms).map(move |place| {
         let step = if is_mirrored { arms - 1 - place } else { place };
         // 0, 1, -1, 2, -2, …: each difference between neighbours once.

@@ -18,6 +18,7 @@
 //! | [`catalogue`] | all experiments, one file each |
 //! | [`disturbance`] | QEMU guests, and events that take huge pages from them |
 //! | [`each_guest`] | the figures of each of several guests that run at the same time |
+//! | `reached` | times to an event that some rounds do not reach |
 //! | [`restoring`] | a guest that is saved and restored in one of several ways; its time to full speed |
 //! | [`peers`] | other ways to large pages, with the same guest image: host THP, hugetlb, QEMU |
 //! | [`schedule`] | the order of the runs |
@@ -36,6 +37,7 @@ pub mod each_guest;
 pub mod metric;
 pub mod peers;
 pub mod published;
+mod reached;
 pub mod report;
 pub mod restoring;
 pub mod results;

@@ -21,7 +21,7 @@ pub enum Metric {
     /// Share of the kernel's data that the host backs with 2 MiB pages or larger, at the end.
     CoveragePercent,
     /// Time from the start of the timed part until the host backs 95 % of the kernel's data with 2
-    /// MiB pages or larger.
+    /// MiB pages or larger. Absent if it never does: a median over the rounds counts these too.
     TimeToCoverageS,
     /// Memory that is resident only because pages are large.
     BloatMib,

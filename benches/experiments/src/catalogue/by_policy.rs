@@ -11,6 +11,7 @@ use wideleaf_policies::policy::POLICIES;
 use crate::definition::{Arm, Case, Cell, HostFacts};
 use crate::metric::{Better, Metric};
 use crate::peers::{Guest, Peer};
+use crate::reached::{NOT_REACHED, Times};
 use crate::report::common_sections::number;
 use crate::report::{Column, Grid};
 use crate::results::Results;
@@ -87,8 +88,11 @@ fn cell(policy: &str, guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Ce
     Cell::of(Guest { memory_mib, ..guest.clone() }.run(&options, seconds_guess))
 }
 
-/// Median of a metric; `None` if no round has it.
+/// Median of a metric; `None` if no round has it. A round that did not reach a time counts as later than all others.
 pub(super) fn middle(results: &Results, case: &str, arm: &str, metric: Metric) -> Option<f64> {
+    if metric == Metric::TimeToCoverageS {
+        return Times::to_coverage(results, case, arm).middle();
+    }
     let values: Vec<f64> = results.values(case, arm, metric).into_iter().map(|(_, value)| value).collect();
     (!values.is_empty()).then(|| median(values))
 }
@@ -105,16 +109,27 @@ pub(super) fn bloat_mib(results: &Results, case: &str, arm: &str) -> Option<f64>
     (!more.is_empty()).then(|| median(more).max(0.0))
 }
 
+/// Median of a metric as a cell of a table; `None` if no round tells of it.
+pub(super) fn middle_in_words(results: &Results, case: &str, arm: &str, metric: Metric) -> Option<String> {
+    match metric {
+        Metric::TimeToCoverageS => {
+            let times = Times::to_coverage(results, case, arm);
+            (times != Times::default()).then(|| times.in_words(NOT_REACHED))
+        }
+        _ => middle(results, case, arm, metric).map(number),
+    }
+}
+
 /// A table with a row per arm that ran and a column per case.
-pub(super) fn arms_by_case(results: &Results, caption: &str, value: impl Fn(&str, &str) -> Option<f64>) -> Grid {
+pub(super) fn arms_by_case(results: &Results, caption: &str, cell: impl Fn(&str, &str) -> Option<String>) -> Grid {
     let cases = &results.experiment.cases;
     let columns = cases.iter().map(|case| Column::number(&*case.name));
     let columns = std::iter::once(Column::text("arm")).chain(columns).collect();
     let mut rows = Vec::new();
     for arm in &results.experiment.arms {
-        let values: Vec<Option<f64>> = cases.iter().map(|case| value(&case.name, &arm.name)).collect();
-        if values.iter().any(Option::is_some) {
-            let cells = values.into_iter().map(|value| value.map_or("-".to_owned(), number));
+        let cells: Vec<Option<String>> = cases.iter().map(|case| cell(&case.name, &arm.name)).collect();
+        if cells.iter().any(Option::is_some) {
+            let cells = cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".to_owned()));
             rows.push(std::iter::once(arm.name.clone()).chain(cells).collect());
         }
     }

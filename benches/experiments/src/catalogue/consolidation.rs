@@ -2,7 +2,7 @@
 //! one uses sparse parts of its memory. Compared are one common budget and four separate ones, by promotion of the
 //! guests and memory of the host.
 
-use super::by_policy::{bloat_mib, middle};
+use super::by_policy::{bloat_mib, middle, middle_in_words};
 use crate::catalogue::Catalogued;
 use crate::definition::{
     Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, HostFacts, HostState, Job, KhugepagedSettings, Work,
@@ -13,6 +13,7 @@ use crate::each_guest::{
 };
 use crate::metric::{Better, Metric};
 use crate::peers::Guest;
+use crate::reached::LEGEND;
 use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
@@ -104,8 +105,9 @@ impl Catalogued for Consolidation {
             "Speed is the sum of both hot guests' updates in the time in which all four guests are at work, compared \
              with never in the same round. At the same time is the length of that time in percent of the shortest \
              timed part. Lowest : highest compares the two hot guests; 1 is fair. Time to coverage is that of the \
-             later one. Bloat is the resident memory of all four guests less that under never. One vCPU of the idle \
-             guest and one of the sparse guest are always busy with 2 MiB of their own. {}",
+             later one; {LEGEND} Large pages that are outside of a guest's data at the end are taken off, which can \
+             make the time longer. Bloat is the resident memory of all four guests less that under never. One vCPU of \
+             the idle guest and one of the sparse guest are always busy with 2 MiB of their own. {}",
             Verdict::LEGEND
         );
         let tables = results.experiment.cases.iter().map(|case| of_case(results, case)).collect();
@@ -178,7 +180,7 @@ fn of_case(results: &Results, case: &Case) -> Grid {
         }
         let ratio = Comparison::of(&results.ratios(&case.name, &arm.name, "never", Metric::Figure), Better::Higher);
         let text = |value: Option<f64>| value.map_or("-".to_owned(), number);
-        let of = |metric| text(middle(results, &case.name, &arm.name, metric));
+        let of = |metric| middle_in_words(results, &case.name, &arm.name, metric).unwrap_or_else(|| "-".to_owned());
         Some(vec![
             arm.name.clone(),
             interval(&speeds),
@@ -368,6 +370,20 @@ mod tests {
         let rows = &Consolidation.sections(&results)[1].tables[1].rows;
         let row = rows.iter().find(|row| row[1] == AUTO).expect("it ran");
         assert_eq!(row[2..], ["0.0500", "0.0500", "0.0500", "0.3000", "-", "0.4500", "MISSED"]);
+    }
+
+    #[test]
+    fn coverage_that_one_round_of_six_reaches_is_not_the_times_median() {
+        let mut results = made_up(&Consolidation, |_| vec![(Metric::Figure, 1.0), (Metric::CoveragePercent, 50.0)]);
+        for run in results.runs.iter_mut().filter(|run| run.arm == "greedy" || run.arm == AUTO && run.round == 1) {
+            let RunOutcome::Measured(measured) = &mut run.outcome else { panic!("measured") };
+            measured.metrics.insert(Metric::TimeToCoverageS, 0.1);
+        }
+        let section = &Consolidation.sections(&results)[0];
+        let rows = &section.tables[0].rows;
+        let cell = |arm: &str| rows.iter().find(|row| row[0] == arm).map_or("no row", |row| row[4].as_str());
+        assert_eq!([AUTO, "greedy", "never"].map(cell), ["not reached (1 of 6)", "0.1000", "not reached"]);
+        assert!(section.paragraphs[0].contains(LEGEND), "{:?}", section.paragraphs);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! `policies`: every policy with every kernel, beside the other ways to large pages on a host. Results are speed,
 //! memory, time to coverage, and cost.
 
-use super::by_policy::{self, AUTO, Kernel, arms_by_case, bloat_mib, kernel, middle};
+use super::by_policy::{self, AUTO, Kernel, arms_by_case, bloat_mib, kernel, middle, middle_in_words};
 use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Experiment, HostFacts};
 use crate::metric::{Better, Metric};
 use crate::peers::Peer;
+use crate::reached::LEGEND;
 use crate::report::common_sections::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Lines, Plot, Section};
 use crate::results::{Measured, Results};
@@ -114,14 +115,17 @@ fn bars_of_auto(results: &Results) -> Bars {
 }
 
 fn memory(results: &Results) -> Section {
-    let grid = arms_by_case(results, "Bloat, MiB: medians", |case, arm| bloat_mib(results, case, arm));
+    let grid = arms_by_case(results, "Bloat, MiB: medians", |case, arm| bloat_mib(results, case, arm).map(number));
     Section { title: "Memory".into(), tables: vec![grid], ..Section::default() }
 }
 
 fn coverage(results: &Results) -> Section {
-    let grid = |caption: &str, metric| arms_by_case(results, caption, |case, arm| middle(results, case, arm, metric));
-    let what = "A figure covers the whole timed part, which may include a long promotion: see the time to coverage. \
-        - means that 95 % were never reached.";
+    let grid = |caption: &str, metric| by_metric(results, caption, metric);
+    let what = format!(
+        "A figure covers the whole timed part, which may include a long promotion: see the time to coverage. {LEGEND} \
+         Of QEMU's guests, the windows of the data are looked at. Of the others, all of RAM is, less the large pages \
+         that are outside of the data at the end: where these come later than those of the data, the time is too long."
+    );
     let tables = vec![
         grid(
             "From the start of the timed part to 95 % of the data on large pages, s: medians",
@@ -130,7 +134,12 @@ fn coverage(results: &Results) -> Section {
         grid("Data on large pages at the end, %: medians", Metric::CoveragePercent),
     ];
     let plots = vec![Plot::Lines(over_time(results))];
-    Section { title: "Coverage".into(), paragraphs: vec![what.into()], tables, plots }
+    Section { title: "Coverage".into(), paragraphs: vec![what], tables, plots }
+}
+
+/// Table of the medians of a metric.
+fn by_metric(results: &Results, caption: &str, metric: Metric) -> Grid {
+    arms_by_case(results, caption, |case, arm| middle_in_words(results, case, arm, metric))
 }
 
 /// Coverage over time of each arm, from its first measured round.
@@ -158,7 +167,7 @@ fn percent_over_time(measured: &Measured) -> Vec<(f64, f64)> {
 }
 
 fn cost(results: &Results) -> Section {
-    let grid = |caption: &str, metric| arms_by_case(results, caption, |case, arm| middle(results, case, arm, metric));
+    let grid = |caption: &str, metric| by_metric(results, caption, metric);
     let what = "The manager's CPU time is that of its loop and its sensors; in the arms with host THP it is \
      khugepaged's. The time that page \
         faults take to clear a huge page is in the guest's time instead.";
@@ -211,6 +220,7 @@ mod tests {
     use super::*;
     use crate::definition::Cell;
     use crate::report::Report;
+    use crate::results::RunOutcome;
 
     fn figures(auto: f64, bloat_of_auto: f64) -> Results {
         made_up(&Policies, |arm| {
@@ -240,6 +250,31 @@ mod tests {
             "{good}"
         );
         assert!(good.ends_with("Its bloat is the least or the second-least everywhere."), "{good}");
+    }
+
+    #[test]
+    fn coverage_that_only_some_rounds_reach_has_their_number_and_no_time_of_the_first() {
+        let mut results = made_up(&Policies, |_| vec![(Metric::Figure, 1.0), (Metric::CoveragePercent, 50.0)]);
+        for run in &mut results.runs {
+            let rounds = match run.arm.as_str() {
+                AUTO => 1,
+                "greedy" => 5,
+                "thp" => 6,
+                _ => 0,
+            };
+            let RunOutcome::Measured(measured) = &mut run.outcome else { panic!("measured") };
+            if run.round <= rounds {
+                measured.metrics.insert(Metric::TimeToCoverageS, 0.1);
+            }
+        }
+        let section = coverage(&results);
+        let cell =
+            |arm: &str| section.tables[0].rows.iter().find(|row| row[0] == arm).map_or("no row", |row| row[1].as_str());
+        assert_eq!(
+            [AUTO, "greedy", "thp", "never", "giant"].map(cell),
+            ["not reached (1 of 6)", "0.1000 (5 of 6)", "0.1000", "not reached", "no row"]
+        );
+        assert!(section.paragraphs[0].contains(LEGEND), "{:?}", section.paragraphs);
     }
 
     #[test]

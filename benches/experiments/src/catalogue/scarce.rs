@@ -95,6 +95,10 @@ const COLD_FIRST: &str = "cold";
 /// Kernel parameters that fill the hot set first.
 const HOT_FIRST: &str = "hot";
 
+/// Sets of the guests, by the names that their kernel gives them.
+const HOT: &str = "hot_range";
+const COLD: &str = "cold";
+
 /// Name of a case with as many huge pages as the guests can use.
 const PLENTY: &str = "plenty";
 /// Name of the case with one guest.

@@ -105,3 +105,21 @@ fn other_metrics_are_shown_if_their_interval_excludes_one() {
         ["CG A", "auto", "resident MiB", "530.0", "1060", "2.000 (2.000 - 2.000)"].map(str::to_owned)
     );
 }
+
+#[test]
+fn a_time_that_some_rounds_did_not_reach_is_not_compared() {
+    let made = |rounds: u32, time_s: f64| {
+        let mut results = fixture::results();
+        for run in results.runs.iter_mut().filter(|run| run.arm == "auto" && run.round <= rounds) {
+            if let RunOutcome::Measured(measured) = &mut run.outcome {
+                measured.metrics.insert(Metric::TimeToCoverageS, time_s);
+            }
+        }
+        results
+    };
+    let others = |b: &Results| {
+        let report = report(&made(7, 1.0), b).expect("comparable");
+        report.sections.iter().filter(|section| section.title == "Other differences").count()
+    };
+    assert_eq!([others(&made(7, 0.5)), others(&made(6, 0.5))], [1, 0]);
+}

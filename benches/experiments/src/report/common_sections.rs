@@ -5,7 +5,7 @@ use crate::definition::{Arm, Case, Cell, Experiment};
 use crate::metric::{Better, Metric};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::{Environment, Results, RunOutcome};
-use wideleaf_measure::statistics::{Comparison, Verdict, bootstrap_median};
+use wideleaf_measure::statistics::{Comparison, Verdict, median_interval};
 
 mod actions;
 mod figures;
@@ -269,13 +269,13 @@ pub fn decimals(value: f64, decimals: usize) -> String {
     }
 }
 
-/// Median of values with its interval, as tables print it. A question mark shows that there are too few values for
-/// a 95 % interval.
+/// Median of values of independent rounds with its interval, as tables print it. A question mark shows that there are
+/// too few values for a 95 % interval: the range stands in its place.
 pub fn interval(values: &[f64]) -> String {
     if values.is_empty() {
         return "-".into();
     }
-    let interval = bootstrap_median(&[values.to_vec()]);
+    let interval = median_interval(values);
     let mark = if values.len() < Comparison::PAIRS_MIN { " ?" } else { "" };
     match values {
         [one] => number(*one),
@@ -294,5 +294,11 @@ mod tests {
             ["0", "0.0123", "1.234", "45.68", "123.5", "123457"]
         );
         assert_eq!([-0.000_01, -0.1, -1.5].map(number), ["0.0000", "-0.1000", "-1.500"], "zero has no sign");
+    }
+
+    #[test]
+    fn the_interval_of_six_rounds_is_their_range() {
+        assert_eq!(interval(&[5.0, 1.0, 2.0, 3.0, 4.0, 9.0]), "3.500 (1.000 - 9.000)");
+        assert_eq!(interval(&[1.0, 2.0, 9.0]), "2.000 (1.000 - 9.000) ?");
     }
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::definition::Cell;
-use crate::results::Results;
+use crate::metric::Metric;
+use crate::results::{Results, RunOutcome};
 
 fn said(results: &Results) -> String {
     text::text(&Report::of(results))
@@ -36,7 +37,7 @@ Ratios of the figure within a round: median, 95 % interval
 ┌──────┬───────────────────────┬───────────────────┐
 │ case ┆           auto : base ┆ hugetlb-1g : base │
 ╞══════╪═══════════════════════╪═══════════════════╡
-│ CG A ┆ 1.505 (1.500 - 1.507) ┆                 - │
+│ CG A ┆ 1.505 (1.500 - 1.510) ┆                 - │
 └──────┴───────────────────────┴───────────────────┘
 ";
     assert!(text.contains(ratios), "{text}");
@@ -51,6 +52,23 @@ fn a_column_with_one_value_becomes_a_sentence() {
     assert!(columns.contains(&"coverage, %") && !columns.contains(&"bloat, MiB"), "{columns:?}");
     assert!(!figures.paragraphs.is_empty());
     assert!(figures.tables.iter().all(|table| table.columns.len() <= 10), "narrow enough for a page");
+}
+
+#[test]
+fn coverage_that_one_round_reaches_is_a_number_of_rounds_and_not_its_time() {
+    let mut results = fixture::results();
+    for run in results.runs.iter_mut().filter(|run| run.arm == "auto" && (run.round == 1 || run.case != "CG A")) {
+        if let RunOutcome::Measured(measured) = &mut run.outcome {
+            measured.metrics.insert(Metric::TimeToCoverageS, 0.1);
+        }
+    }
+    let report = Report::of(&results);
+    let figures = report.sections.iter().find(|section| section.title == "Figures").expect("there are figures");
+    let (memory, title) = (&figures.tables[1], "to 95 % coverage, s");
+    let column = memory.columns.iter().position(|column| column.title == title).expect("it was measured");
+    let cells: Vec<&str> = memory.rows.iter().map(|row| row[column].as_str()).collect();
+    assert_eq!(cells, ["not reached", "not reached (1 of 6)", "not reached", "0.1000"]);
+    assert!(figures.paragraphs.iter().any(|said| said.contains("(n of m)")), "{:?}", figures.paragraphs);
 }
 
 #[test]

@@ -15,8 +15,13 @@ pub mod khugepaged;
 use fragmentation::{HeldFragments, Hog};
 use khugepaged::HeldKhugepaged;
 
-/// At most this number of whole blocks may appear without breaking them up again: other processes free memory as well.
+/// Number of whole blocks by which a run may begin with more or fewer than it wants, of 32 wanted ones or more: other
+/// processes free and use memory as well. Of fewer wanted ones, half may be missing.
 const DRIFT_MAX: u64 = 16;
+/// Number of whole blocks that may always be there too many: the kernel keeps the DMA zone, of 16 MiB, for itself.
+const KEPT_BY_KERNEL_MAX: u64 = 8;
+/// Most times that memory is broken up before a run. The note about the run tells how many blocks it began with.
+const BREAKS_MAX: u32 = 2;
 
 /// State that is kept from one job to the next if both need it: breaking up memory takes up to a minute.
 #[derive(Debug, Default)]
@@ -36,18 +41,46 @@ impl KeptState {
             self.fragments.clear();
             return Ok(None);
         };
-        let now = fragmentation::free_blocks_now();
-        if left != self.huge_pages_left || now < left / 2 {
-            // Make all blocks whole first: of broken memory no block can be left whole.
+        if left != self.huge_pages_left {
             self.fragments.clear();
         }
-        if self.fragments.is_empty() || now > left + DRIFT_MAX {
+        for _ in 0..BREAKS_MAX {
+            match Step::to(left, fragmentation::free_blocks_now(), self.fragments.is_empty()) {
+                Step::Done => break,
+                Step::BreakMore => {}
+                Step::BreakAnew => self.fragments.clear(),
+            }
             self.fragments.push(HeldFragments::hold(left)?);
             self.huge_pages_left = left;
         }
         let said: Vec<&str> = self.fragments.iter().map(HeldFragments::said).collect();
         let now = fragmentation::free_blocks_now();
         Ok(Some(format!("{}; /proc/buddyinfo has {now} whole ones at the begin", said.join(", then "))))
+    }
+}
+
+/// The next step to memory with a number of whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The number is near enough.
+    Done,
+    /// All blocks beyond the number are to be broken up.
+    BreakMore,
+    /// All blocks are to be made whole first: of broken memory, no block can be left whole.
+    BreakAnew,
+}
+
+impl Step {
+    /// The step from `now` blocks to the wanted number.
+    fn to(wanted: u64, now: u64, is_whole: bool) -> Step {
+        let fewer = DRIFT_MAX.min(wanted / 2);
+        let more = KEPT_BY_KERNEL_MAX.max(fewer);
+        match now {
+            _ if is_whole => Step::BreakMore,
+            now if now < wanted - fewer => Step::BreakAnew,
+            now if now > wanted + more => Step::BreakMore,
+            _ => Step::Done,
+        }
     }
 }
 
@@ -94,5 +127,30 @@ impl HeldState {
             // The kernel's thread promotes, so its CPU time is added to that of a manager beside it.
             *measured.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_begins_with_at_most_16_blocks_more_or_fewer_than_it_wants() {
+        let steps = |wanted: u64, now: [u64; 4]| now.map(|now| Step::to(wanted, now, false));
+        let expected = [Step::BreakAnew, Step::Done, Step::Done, Step::BreakMore];
+        assert_eq!(steps(128, [111, 112, 144, 145]), expected);
+        assert_eq!(steps(32, [15, 16, 48, 49]), expected);
+    }
+
+    #[test]
+    fn of_fewer_than_32_blocks_half_may_be_missing_and_of_none_some_are_the_kernels() {
+        let steps = |wanted: u64, now: [u64; 4]| now.map(|now| Step::to(wanted, now, false));
+        assert_eq!(steps(20, [9, 10, 30, 31]), [Step::BreakAnew, Step::Done, Step::Done, Step::BreakMore]);
+        assert_eq!(steps(0, [0, 7, 8, 9]), [Step::Done, Step::Done, Step::Done, Step::BreakMore]);
+    }
+
+    #[test]
+    fn whole_memory_is_broken_up_even_if_it_has_the_wanted_number_of_blocks() {
+        assert_eq!([100, 128, 5000].map(|now| Step::to(128, now, true)), [Step::BreakMore; 3]);
     }
 }

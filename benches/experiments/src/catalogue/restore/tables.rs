@@ -12,7 +12,7 @@ use crate::restoring::{
     READ_BYTES_PER_S, SAVE_ROUNDS, SAVE_S, STORED_MIB, WAIT_MAX_US, WAIT_P50_US, WAIT_P99_US,
 };
 use crate::results::{Measured, Results, Run};
-use wideleaf_measure::statistics::{Comparison, Verdict, bootstrap_median};
+use wideleaf_measure::statistics::{Comparison, Verdict, median_interval};
 
 /// All own sections.
 pub(super) fn sections(results: &Results) -> Vec<Section> {
@@ -171,7 +171,7 @@ fn pictured(results: &Results) -> Bars {
     let restored: Vec<&str> = restored.collect();
     let bar = |case: &Case, arm: &str| {
         let times: Vec<f64> = t99s(results, &case.name, arm).into_iter().map(|(_, time, _)| time).collect();
-        let interval = (!times.is_empty()).then(|| bootstrap_median(&[times]))?;
+        let interval = (!times.is_empty()).then(|| median_interval(&times))?;
         Some((interval.median, interval.low, interval.high))
     };
     let group =

@@ -1,12 +1,12 @@
 //! `auto, one host` compared with `never` guest by guest, and with the other arms by the total speed of all guests:
-//! what it loses, then the targets.
+//! what it loses, by how many huge pages the arms differ, then the targets.
 
 use wideleaf_measure::figures::{Bar, Limit};
-use wideleaf_measure::statistics::{Comparison, Equivalence};
+use wideleaf_measure::statistics::{Comparison, Equivalence, median};
 use wideleaf_measure::table::Cell;
 
-use super::{AUTO, BEST, GREEDY, HOST_THP, NEVER, ONE_HOST, PLENTY};
-use crate::each_guest::{Place, left_out_in_words, names, slower, slower_in_words, total};
+use super::{AUTO, BEST, COLD, GREEDY, HOST_THP, HOT, NEVER, ONE_HOST, PLENTY};
+use crate::each_guest::{OfGuest, Place, left_out_in_words, names, slower, slower_in_words, total};
 use crate::results::Results;
 
 /// Lowest total speed as a ratio to the best placement.
@@ -18,7 +18,10 @@ const OF_OTHERS_MIN: f64 = 1.1;
 /// Lowest speed of a guest as a ratio to that under never.
 const OF_NEVER_MIN: f64 = 1.0 - Equivalence::MARGIN;
 
-/// Paragraphs before all others: guests and rows that are lost, then the targets.
+/// Size of a huge page in MiB.
+const HUGE_PAGE_MIB: f64 = 2.0;
+
+/// Paragraphs before all others: guests and rows that are lost, the huge pages of the arms, then the targets.
 pub(super) fn lead(results: &Results) -> Vec<String> {
     let cases: Vec<&str> = results.experiment.cases.iter().map(|case| case.name.as_str()).collect();
     if cases.iter().all(|case| total(results, case, [ONE_HOST, NEVER]).is_none()) {
@@ -36,7 +39,42 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
     let short =
         is_short.then(|| "Fewer than six rounds: no ratio has an interval, and no target is certain.".to_owned());
     let left_out = left_out_in_words(results);
-    [lost, left_out.into_iter().chain(short).collect(), bars(results, &cases).iter().map(told).collect()].concat()
+    let notes = left_out.into_iter().chain(short).chain(unequal(results, &cases)).collect();
+    [lost, notes, bars(results, &cases).iter().map(told).collect()].concat()
+}
+
+/// By how many huge pages the arms of each scarce case differ at the end, in a sentence; `None` if no run tells, or if
+/// they have equally many.
+fn unequal(results: &Results, cases: &[&str]) -> Option<String> {
+    let of_case = |case: &str| {
+        let arms = results.experiment.arms.iter().map(|arm| arm.name.as_str()).filter(|arm| *arm != NEVER);
+        let used = arms.filter_map(|arm| Some((arm, huge_pages_at_end(results, case, arm)?)));
+        let mut used: Vec<(&str, f64)> = used.collect();
+        used.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+        let ((_, least), (_, most)) = (used.first()?, used.last()?);
+        let each: Vec<String> = used.iter().map(|(arm, blocks)| format!("{arm} {blocks:.0}")).collect();
+        let differ = format!("by up to {:.0} in {case} ({})", most - least, each.join("; "));
+        (most > least).then_some(differ)
+    };
+    let scarce = cases.iter().filter(|case| **case != PLENTY);
+    let told: Vec<String> = scarce.filter_map(|case| of_case(case)).collect();
+    (!told.is_empty()).then(|| {
+        format!(
+            "The compared arms do not have equally many huge pages at the end, since some make new ones by compaction: \
+             in blocks of 2 MiB they differ {}.",
+            told.join(", and ")
+        )
+    })
+}
+
+/// Huge pages on the hot and the cold sets of all guests at the end, in blocks of 2 MiB: the median of the rounds.
+pub(super) fn huge_pages_at_end(results: &Results, case: &str, arm: &str) -> Option<f64> {
+    let guests = names(results.experiment.cases.iter().find(|of| of.name == case)?);
+    let [hot, cold] = [HOT, COLD].map(|set| Place { results, case, arm }.sums(&guests, OfGuest::HugeMib(set)));
+    let cold_of = |round: u32| cold.iter().find(|(of, _)| *of == round).map(|(_, mib)| *mib);
+    let blocks = hot.iter().filter_map(|(round, hot)| Some((hot + cold_of(*round)?) / HUGE_PAGE_MIB));
+    let blocks: Vec<f64> = blocks.collect();
+    (!blocks.is_empty()).then(|| median(blocks))
 }
 
 /// Arms that a host could have in place of the judged one.
@@ -117,6 +155,7 @@ mod tests {
     use super::super::tests::made_up;
     use super::*;
     use crate::catalogue::Catalogued as _;
+    use crate::results::RunOutcome;
 
     #[test]
     fn a_guest_that_lost_comes_first_then_lost_totals_then_the_targets() {
@@ -138,6 +177,37 @@ mod tests {
         // One guest: the best placement is 1.3, and the others are as fast.
         assert!(lead[7].contains("one guest, total speed, auto, one host : best placement 0.769"), "{lead:#?}");
         assert!(lead[11].starts_with("met: plenty, total speed, auto, one host : auto, lower end"), "{lead:#?}");
+    }
+
+    #[test]
+    fn the_lead_says_by_how_many_huge_pages_the_compared_arms_differ() {
+        let mut results = made_up(|_, _, _| 1.0);
+        assert_eq!(unequal(&results, &["two guests"]), None, "no run tells");
+        for run in &mut results.runs {
+            let case = results.experiment.cases.iter().find(|case| case.name == run.case).expect("a case");
+            let RunOutcome::Measured(measured) = &mut run.outcome else { panic!("measured") };
+            // MiB on the hot and on the cold set of each guest.
+            let [hot, cold] = match run.arm.as_str() {
+                NEVER => [0.0, 0.0],
+                AUTO => [184.0, 0.0],
+                BEST => [128.0, 4.0],
+                _ => [100.0, 40.0],
+            };
+            for guest in names(case) {
+                measured.told.insert(OfGuest::HugeMib(HOT).name(&guest), hot);
+                measured.told.insert(OfGuest::HugeMib(COLD).name(&guest), cold);
+            }
+        }
+        let lead = Scarce.lead(&results);
+        let said = lead.iter().find(|said| said.contains("huge pages at the end")).expect("it is said");
+        let expected = "in blocks of 2 MiB they differ by up to 52 in two guests (best placement 132; greedy 140; \
+                        auto, one host 140; host THP, tuned 140; auto 184), and by up to 26 in one guest (best \
+                        placement 66; greedy 70; auto, one host 70; host THP, tuned 70; auto 92).";
+        assert!(said.ends_with(expected), "{said}");
+        let of = |arm: &str| huge_pages_at_end(&results, "two guests", arm);
+        assert_eq!([of(NEVER), of("no arm")], [Some(0.0), None]);
+        results.runs.retain(|run| ["greedy", ONE_HOST, NEVER].contains(&run.arm.as_str()));
+        assert_eq!(unequal(&results, &["two guests"]), None, "they have equally many");
     }
 
     #[test]

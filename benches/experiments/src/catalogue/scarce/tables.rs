@@ -1,6 +1,6 @@
 //! The tables of `scarce`: all arms by case, `auto, one host` against each of them, each guest, and what did not run.
 
-use super::{BEST, GUESTS, GUESTS_ON_FEW_CPUS, NEVER, ONE_HOST, standing};
+use super::{BEST, COLD, GUESTS, GUESTS_ON_FEW_CPUS, HOT, NEVER, ONE_HOST, standing};
 use crate::catalogue::by_policy::{bloat_mib, middle};
 use crate::definition::{Arm, Case, Cell, FREE_BLOCKS_AT_BEGIN};
 use crate::each_guest::{OfGuest, Place, at_the_same_time, names, ratios, total};
@@ -9,10 +9,6 @@ use crate::report::common_sections::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::Results;
 use wideleaf_measure::statistics::{Comparison, Equivalence, median};
-
-/// Sets of the guests, by the names that their kernel gives them.
-const HOT: &str = "hot_range";
-const COLD: &str = "cold";
 
 /// All own sections.
 pub(super) fn sections(results: &Results) -> Vec<Section> {
@@ -52,8 +48,10 @@ fn what_is_measured() -> String {
      are at it; at the same time is the length of that time in percent of the shortest part with updates. The host had \
      free blocks of 2 MiB for half of the sum of the hot sets when the guests started, except in `plenty`. Ratios are \
      within a round. The second half is that of the time together, when a manager has had time. Huge pages are those \
-     at the end of the updates. CPU of managers is that of the whole run and includes wideleafd's or khugepaged's. \
-     Bloat is the resident memory beyond that under never. ? means fewer than six rounds, too few for a 95 % interval."
+     at the end of the updates; used are those on the hot and cold sets of all guests, in blocks of 2 MiB. The arms do \
+     not have equally many of these: compaction makes blocks that were not free at the begin. CPU of managers is that \
+     of the whole run and includes wideleafd's or khugepaged's. Bloat is the resident memory beyond that under never. \
+     ? means fewer than six rounds, too few for a 95 % interval."
         .into()
 }
 
@@ -88,6 +86,7 @@ fn of_case(results: &Results, case: &Case) -> Grid {
         Column::number("lowest guest : never"),
         Column::number("hot on huge pages, %"),
         Column::number("cold on huge pages, MiB"),
+        Column::number("huge pages used at the end"),
         Column::number("vacated windows"),
         Column::number("CPU of managers, s"),
         Column::number("bloat, MiB"),
@@ -122,6 +121,7 @@ fn row_of_arm(results: &Results, case: &Case, arm: &str) -> Option<Vec<String>> 
         if arm == NEVER { "1".into() } else { lowest.map_or("-".into(), |lowest| format!("{lowest:.3}")) },
         middle_of(covered_percent(place, &guests, HOT)),
         sum(OfGuest::HugeMib(COLD)),
+        standing::huge_pages_at_end(results, &case.name, arm).map_or("-".into(), |blocks| format!("{blocks:.0}")),
         whole(&values(place.sums(&guests, OfGuest::Vacated))),
         middle(results, &case.name, arm, Metric::ManagerCpuS).map_or("-".into(), number),
         bloat_mib(results, &case.name, arm).map_or("-".into(), number),
@@ -283,8 +283,8 @@ mod tests {
         let row = rows.iter().find(|row| row[0] == ONE_HOST).expect("it ran");
         assert_eq!(row[1], "2.000 (2.000 - 2.000)", "two guests");
         assert_eq!(row[2..6], ["1.000 (1.000 - 1.000)", "0.500 (0.500 - 0.500)", "1.000 (1.000 - 1.000)", "1.000"]);
-        // 192 of 512 MiB.
-        assert_eq!(row[6..], ["37.50", "20.00", "64", "-", "-", "130", "75.00"]);
+        // 192 of 512 MiB, and 212 MiB in all.
+        assert_eq!(row[6..], ["37.50", "20.00", "106", "64", "-", "-", "130", "75.00"]);
         let rows = &section(&sections, "Each guest").tables[0].rows;
         let row = rows.iter().find(|row| row[0] == BEST && row[1] == "guest 2").expect("it ran");
         assert_eq!(row[3..], ["2.000 (2.000 - 2.000)", "faster", "50.00", "10.00", "32", "0.2500"]);

@@ -8,6 +8,7 @@ use wideleaf_measure::table::Cell;
 use super::{SITUATIONS, THP, WIDELEAFD};
 use crate::disturbance::{FREE_HUGE_PAGES, LOOK_EVERY_MS, TO_NEARLY_ALL_S, WATCHED_S};
 use crate::metric::{Better, Metric};
+use crate::reached::Times;
 use crate::results::Results;
 
 /// Lowest speed that is allowed anywhere, as a ratio to THP.
@@ -95,15 +96,19 @@ fn times(results: &Results, case: &str, arm: &str) -> Vec<(u32, f64)> {
     results.told(case, arm, WATCHED_S).into_iter().map(time).collect()
 }
 
-/// Whether 99 % came in every round.
-pub(super) fn came_always(results: &Results, case: &str, arm: &str) -> bool {
-    results.told(case, arm, TO_NEARLY_ALL_S).len() == results.told(case, arm, WATCHED_S).len()
+/// Times from the event to 99 %, of all rounds.
+pub(super) fn reached(results: &Results, case: &str, arm: &str) -> Times {
+    let came = results.told(case, arm, TO_NEARLY_ALL_S);
+    let has_come = |(round, time): (u32, f64)| came.iter().any(|(of, _)| *of == round).then_some(time);
+    times(results, case, arm).into_iter().map(has_come).collect()
 }
 
-/// Median time to 99 %, in seconds; `None` without a run.
+/// Median time to 99 %, in seconds; where it falls among rounds without it, a lower bound by the time that was watched.
+/// `None` without a run.
 pub(super) fn time(results: &Results, case: &str, arm: &str) -> Option<f64> {
-    let times: Vec<f64> = times(results, case, arm).into_iter().map(|(_, time)| time).collect();
-    (!times.is_empty()).then(|| median(times))
+    let bounds: Vec<f64> = times(results, case, arm).into_iter().map(|(_, time)| time).collect();
+    let bound = (!bounds.is_empty()).then(|| median(bounds));
+    reached(results, case, arm).middle().or(bound)
 }
 
 fn paired(ours: &[(u32, f64)], thp: &[(u32, f64)]) -> Vec<(f64, f64)> {
@@ -129,7 +134,7 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
 
 /// A note that the last target has only a lower bound, if so.
 fn bound(results: &Results, cases: &[&str]) -> Vec<String> {
-    let is_bound = |case: &&&str| times_sooner(results, case).is_some() && !came_always(results, case, THP);
+    let is_bound = |case: &&&str| times_sooner(results, case).is_some() && !reached(results, case, THP).is_complete();
     let those: Vec<&str> = cases.iter().filter(is_bound).copied().collect();
     let what = "The times by which coverage comes sooner are lower bounds, because the guest ended before \
                 khugepaged was done";
@@ -286,7 +291,7 @@ mod tests {
     fn coverage_that_comes_to_neither_is_not_a_time() {
         let results = made_up(|_, _| (1.0, None, 180.0, 100.0));
         assert_eq!(times_sooner(&results, "postcopy"), None);
-        assert!(!came_always(&results, "in pieces", THP));
+        assert!(!reached(&results, "in pieces", THP).is_complete());
     }
 
     #[test]

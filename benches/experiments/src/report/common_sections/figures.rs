@@ -2,6 +2,7 @@
 
 use crate::definition::{Arm, Case, Cell};
 use crate::metric::Metric;
+use crate::reached::{LEGEND, NOT_REACHED, Times};
 use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section, simulated};
 use crate::results::{Evidence, Results};
@@ -61,6 +62,10 @@ pub(super) fn section(results: &Results) -> Option<Section> {
             section.tables.push(table(results, title, &varying));
         }
     }
+    let is_partial = |(case, arm, _): (&Case, &Arm, &Cell)| times(results, case, arm).is_partial();
+    section
+        .paragraphs
+        .extend(cells(results).any(is_partial).then(|| format!("In the times to 95 % coverage, {LEGEND}")));
     (!there.is_empty()).then_some(section)
 }
 
@@ -119,11 +124,16 @@ pub(super) fn cells(results: &Results) -> impl Iterator<Item = (&Case, &Arm, &Ce
 fn median_of(results: &Results, case: &Case, arm: &Arm, metric: Metric) -> String {
     let values: Vec<f64> = results.values(&case.name, &arm.name, metric).into_iter().map(|(_, value)| value).collect();
     match metric {
+        Metric::TimeToCoverageS => times(results, case, arm).in_words(NOT_REACHED),
         _ if values.is_empty() => NONE.into(),
         Metric::Figure => format!("{} {}", interval(&values), case.unit),
         _ if metric.unit().is_empty() => count(median(values)),
         _ => number(median(values)),
     }
+}
+
+fn times(results: &Results, case: &Case, arm: &Arm) -> Times {
+    Times::to_coverage(results, &case.name, &arm.name)
 }
 
 /// A count as a whole number, except the mean of two middle values.

@@ -11,7 +11,7 @@ use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Actions, Measured, Sample};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
-use wideleaf_run::report::{Counters, OF_POLICIES, Phase, RunReport};
+use wideleaf_run::report::{Counters, OF_POLICIES, Phase, Region, RunReport};
 use wideleaf_run::undo::TemporaryFolder;
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
@@ -126,15 +126,24 @@ pub(super) fn is_timed(phase: &str) -> bool {
 }
 
 /// Time from the begin of the timed part until large pages back 95 % of the kernel's data.
+///
+/// Samples count all of RAM, and only the look at the end tells data and the rest apart. So the large pages that the
+/// rest (image, tables) has then are taken off each sample. That is exact once the rest has them, and until then the
+/// data have more than is counted: the time may be late, and is early only if the rest loses large pages later.
 fn time_to_coverage(report: &RunReport, phase: &Phase) -> Option<f64> {
-    let wanted: u64 = report.regions.iter().map(|region| region.windows << 21).sum();
+    let bytes = |windows: fn(&Region) -> u64| report.regions.iter().map(|region| windows(region) << 21).sum::<u64>();
+    let (wanted, at_end) = (bytes(|region| region.windows), bytes(|region| region.windows_host_large));
+    // The regions are those of the last look, which is that at the end of the last part.
+    let rest = large_bytes(&report.phases.last()?.at_end).saturating_sub(at_end);
     let is_covered = |large: u64| wanted > 0 && large as f64 * 100.0 >= wanted as f64 * COVERED_PERCENT;
-    let reached = report
-        .manager
-        .samples
-        .iter()
-        .find(|sample| is_covered(sample.counters.host_2m_bytes + sample.counters.host_1g_bytes))?;
+    let mut samples = report.manager.samples.iter();
+    let reached = samples.find(|sample| is_covered(large_bytes(&sample.counters).saturating_sub(rest)))?;
     Some((reached.at_s - phase.began_at_s).max(0.0))
+}
+
+/// Guest RAM on pages of 2 MiB or larger, in bytes.
+fn large_bytes(counters: &Counters) -> u64 {
+    counters.host_2m_bytes + counters.host_1g_bytes
 }
 
 /// Actions requested of mechanisms; policies' counters of their own decisions are left out.
@@ -175,7 +184,61 @@ fn rate_at(progress: &[(f64, u64)], at_s: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use wideleaf_run::report::{ManagerSummary, SampleAt};
+
     use super::*;
+
+    fn large(windows: u64) -> Counters {
+        Counters { host_2m_bytes: windows << 21, ..Counters::default() }
+    }
+
+    /// A run with eight windows of data: samples of time and large windows of all RAM, and large windows at the end, of
+    /// the data and of all RAM.
+    fn report(samples: &[(f64, u64)], [of_data, of_all]: [u64; 2]) -> RunReport {
+        let phase = |name: &str, began_at_s, windows| Phase {
+            name: name.into(),
+            began_at_s,
+            seconds: 5.0,
+            at_end: large(windows),
+            ..Phase::default()
+        };
+        let region = |windows, windows_host_large| Region {
+            name: "table".into(),
+            address: 0,
+            bytes: windows << 21,
+            windows,
+            windows_host_large,
+        };
+        let sample = |(at_s, windows): &(f64, u64)| SampleAt { at_s: *at_s, counters: large(*windows) };
+        RunReport {
+            phases: vec![phase("init", 0.0, 1), phase("update", 1.0, of_all)],
+            regions: vec![region(6, of_data.min(6)), region(2, of_data.saturating_sub(6))],
+            manager: ManagerSummary { samples: samples.iter().map(sample).collect(), ..ManagerSummary::default() },
+            ..RunReport::default()
+        }
+    }
+
+    fn reached_at_s(report: &RunReport) -> Option<f64> {
+        time_to_coverage(report, timed_part(report)?)
+    }
+
+    #[test]
+    fn large_pages_outside_of_the_data_cover_none_of_it() {
+        // Three windows of the image and the tables, then five of the data: as many as the data have.
+        let never = report(&[(0.5, 0), (1.5, 3), (2.0, 8), (3.0, 8)], [5, 8]);
+        assert_eq!(reached_at_s(&never), None);
+        let later = report(&[(0.5, 0), (1.5, 3), (2.0, 8), (3.0, 11)], [8, 11]);
+        assert_eq!(reached_at_s(&later), Some(2.0));
+        let before_the_begin = report(&[(0.5, 11), (1.5, 11)], [8, 11]);
+        assert_eq!(reached_at_s(&before_the_begin), Some(0.0));
+    }
+
+    #[test]
+    fn a_run_without_data_or_without_parts_has_no_time_to_coverage() {
+        let run = report(&[(0.5, 11)], [8, 11]);
+        assert_eq!(reached_at_s(&RunReport { regions: vec![], ..run.clone() }), None);
+        assert_eq!(reached_at_s(&RunReport { phases: vec![], ..run }), None);
+    }
 
     #[test]
     fn a_policys_own_counters_are_not_actions() {
