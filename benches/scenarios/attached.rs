@@ -7,9 +7,11 @@
 //! ```
 //!
 //! `speed`: a library keeps QEMU's advice to use huge pages from the kernel (`wideleaf_testing::qemu_guest`), so
-//! RAM starts on base pages. Arms take turns, with one guest each, and each guest checks its table at its end.
+//! RAM starts on base pages. Arms take turns, with one guest each, and each guest checks its table at its end. Before
+//! the clock starts, both arms fill twice the guest's memory with huge pages, so that the promotion finds warm ones.
 //! `khugepaged`: the guest starts on huge pages, the default in QEMU. Once it is full, the bench splits each huge
-//! page from outside, so that khugepaged may collapse it again. The clock starts then.
+//! page from outside, so that khugepaged may collapse it again. The clock starts when less than 5 % is on huge pages,
+//! and if that does not come, the bench fails. A run that ends at its limit is counted, and in no median.
 //!
 //! `cargo bench -p wideleaf-benches --bench attached [-- speed|khugepaged [ROUNDS] [LOG2_WORDS or MIB]]` (default
 //! speed, 5 rounds, 2^28 words; khugepaged: 64 MiB; needs QEMU, KVM and root)
@@ -21,20 +23,23 @@ use std::time::{Duration, Instant};
 use wideleaf_attach::Places;
 use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::{find, ram};
-use wideleaf_benches::cpu::Threads;
+use wideleaf_benches::coverage::{HARDLY_ANY, NEARLY_ALL, needs_base_pages};
+use wideleaf_benches::cpu::{CpuUse, Threads};
+use wideleaf_benches::limited::Times;
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_measure::figures::{Figures, Limit};
+use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
-use wideleaf_measure::statistics::{Interval, bootstrap_median, median};
+use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::host::process::ProcessHost;
-use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::host::{Advice, Host, HostError};
 use wideleaf_memory::khugepaged::{Khugepaged, Settings as KhugepagedSettings};
 use wideleaf_memory::sensors::host_backing::HostBackingSensor;
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, RamRange};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSize, PolicyChoice};
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSize, PerTenThousand, PolicyChoice};
 use wideleaf_protocol::{Message, parse};
 use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 
@@ -49,10 +54,15 @@ const PACE: Duration = Duration::from_millis(5);
 const GUEST_LIMIT: Duration = Duration::from_secs(300);
 /// Time limit for khugepaged. At its defaults it needs 40 s for 64 MiB once it has reached them.
 const KHUGEPAGED_LIMIT: Duration = Duration::from_secs(240);
+/// Maximum number of attempts to split all huge pages: a page that is busy at that moment stays huge.
+const SPLIT_TRIES_MAX: u32 = 5;
 
 /// Targets of the bench.
 const SPEED_UP_MIN: f64 = 1.3;
 const GAP_MAX_MS: f64 = 2.0;
+/// Targets of `khugepaged`, those of the bench of that name.
+const TIMES_DEFAULTS_MIN: f64 = 50.0;
+const OF_FASTEST_MIN: f64 = 0.8;
 
 /// Results of one guest.
 struct Run {
@@ -64,7 +74,9 @@ struct Run {
 
 /// Results of one promotion.
 struct Promotion {
+    /// Time to 99 %, or to the limit.
     took: Duration,
+    is_late: bool,
     reached: f64,
     window_p99_ms: f64,
     window_max_ms: f64,
@@ -89,12 +101,13 @@ fn speed(rounds: u32, log2_words: u32, waiting: &Waiting) -> Result<Figures, End
                 start(memory, QemuRam::AnonymousOnBasePages, &format!("kernel=gups log2_words={log2_words}"))?;
             waiting.until("its updates", GUEST_LIMIT, PACE, || guest.said().marks.len() > 1)?;
             let before = rate(&guest, waiting)?;
+            let reserve = WarmReserve::of(memory)?;
             let manager = if is_attached {
-                let (manager, promotion) = promote(&guest, memory, waiting)?;
+                let (manager, promotion) = promote(&guest, reserve, waiting)?;
                 promotions.push(promotion);
                 Some(manager)
             } else {
-                waiting.pass(took)?;
+                stand_by(reserve, took, waiting)?;
                 None
             };
             let after = rate(&guest, waiting)?;
@@ -130,12 +143,11 @@ fn attach(guest: &QemuGuest) -> Result<Attached, Ended> {
     Attached::start(process, settings).map_err(|error| cannot(&error))
 }
 
-fn promote(guest: &QemuGuest, memory: Bytes, waiting: &Waiting) -> Result<(Attached, Promotion), Ended> {
-    let mut reserve = WarmReserve::of(memory)?;
+fn promote(guest: &QemuGuest, mut reserve: WarmReserve, waiting: &Waiting) -> Result<(Attached, Promotion), Ended> {
     let began = Instant::now();
     let manager = attach(guest)?;
     let coverage = || manager.view().coverage().unwrap_or(0);
-    waiting.comes(PROMOTION_LIMIT, PACE, || {
+    let is_done = waiting.comes(PROMOTION_LIMIT, PACE, || {
         let coverage = coverage();
         reserve.give_back(f64::from(coverage) / 1e4);
         coverage >= 9_900
@@ -143,9 +155,18 @@ fn promote(guest: &QemuGuest, memory: Bytes, waiting: &Waiting) -> Result<(Attac
     let took = began.elapsed();
     let unavailable = manager.view().work.expect("the guest is managed").unavailable;
     let reached = f64::from(coverage()) / 100.0;
-    let promotion =
-        Promotion { took, reached, window_p99_ms: unavailable.p99_s * 1e3, window_max_ms: unavailable.max_s * 1e3 };
-    Ok((manager, promotion))
+    let [window_p99_ms, window_max_ms] = [unavailable.p99_s, unavailable.max_s].map(|seconds| seconds * 1e3);
+    Ok((manager, Promotion { took, is_late: !is_done, reached, window_p99_ms, window_max_ms }))
+}
+
+/// What the control arm does while the other one promotes: the same memory is taken and released over the same time.
+fn stand_by(mut reserve: WarmReserve, took: Duration, waiting: &Waiting) -> Result<(), Ended> {
+    let began = Instant::now();
+    waiting.comes(took, PACE, || {
+        reserve.give_back(began.elapsed().as_secs_f64() / took.as_secs_f64());
+        false
+    })?;
+    Ok(())
 }
 
 /// Warm huge pages of this process, released shortly before the promotion allocates them.
@@ -201,42 +222,51 @@ fn gaps(guest: &QemuGuest) -> (f64, f64) {
 }
 
 fn figures_of_speed(log2_words: u32, [attached, control]: [&[Run]; 2], promotions: &[Promotion]) -> Figures {
-    let gain = |runs: &[Run]| interval(runs.iter().map(|run| run.after / run.before));
+    let rounds = attached.len();
+    let gain = |runs: &[Run]| Shown::of(&runs.iter().map(|run| run.after / run.before).collect::<Vec<_>>());
     let median_of = |runs: &[Run], of: fn(&Run) -> f64| median(runs.iter().map(of).collect());
-    let mut rows = Table::new(["arm"], ["before", "after", "after : before", "gap p99", "longest gap"]);
+    let names = [vec!["before", "after"], columns("after : before", rounds), vec!["gap p99", "longest gap"]].concat();
+    let mut rows = Table::new(["arm"], names);
     for (name, runs) in [("attached", attached), ("control", control)] {
         let mega = |of: fn(&Run) -> f64| Cell::number(median_of(runs, of) / 1e6, 1, "M/s");
-        rows.row([
-            name.into(),
-            mega(|run| run.before),
-            mega(|run| run.after),
-            Cell::interval(gain(runs), 3, ""),
-            Cell::number(median_of(runs, |run| run.gap_p99_ns) / 1e3, 1, "us"),
-            Cell::number(median_of(runs, |run| run.gap_max_ns) / 1e6, 2, "ms"),
-        ]);
+        let mut row = vec![name.into(), mega(|run| run.before), mega(|run| run.after)];
+        row.extend(gain(runs).cells(3, ""));
+        row.push(Cell::number(median_of(runs, |run| run.gap_p99_ns) / 1e3, 1, "us"));
+        row.push(Cell::number(median_of(runs, |run| run.gap_max_ns) / 1e6, 2, "ms"));
+        rows.row(row);
     }
-    let of_promotions = |of: fn(&Promotion) -> f64| median(promotions.iter().map(of).collect());
-    let window_p99 = of_promotions(|promotion| promotion.window_p99_ms);
-    let mut promotion = Table::new([], ["on huge pages", "after", "host's time per window, p99", "max"]);
-    promotion.row([
-        Cell::number(of_promotions(|promotion| promotion.reached), 1, "%"),
-        Cell::number(of_promotions(|promotion| promotion.took.as_secs_f64()), 2, "s"),
-        Cell::number(window_p99, 2, "ms"),
-        Cell::number(of_promotions(|promotion| promotion.window_max_ms), 2, "ms"),
-    ]);
-    let speed_up = gain(attached).median;
-    let gap = (median_of(attached, |run| run.gap_p99_ns) - median_of(control, |run| run.gap_p99_ns)) / 1e6;
+    let limit_s = PROMOTION_LIMIT.as_secs();
     Figures::of(format!("speed: GUPS, 2^{log2_words} words, before and after attach"))
         .table(rows)
-        .table(promotion)
-        .note(format!("medians of {} rounds; all guests verified their table", attached.len()))
-        .bar("speed after : before", Cell::number(speed_up, 3, ""), Limit::AtLeast(SPEED_UP_MIN))
-        .bar("host's time per window, p99:", Cell::number(window_p99, 2, "ms"), Limit::AtMost(GAP_MAX_MS))
-        .bar("guest's gap p99, less the control's:", Cell::number(gap, 4, "ms"), Limit::AtMost(GAP_MAX_MS))
+        .table(table_of_promotions(promotions))
+        .note(format!("medians of {rounds} rounds, {}; all guests verified their table", spread_in_words(rounds)))
+        .note(format!("late: not 99 % on huge pages within {limit_s} s; the median of the times is without those"))
+        .bars([gain(attached).bar("speed after : before", 3, "", Limit::AtLeast(SPEED_UP_MIN))])
+        .bars(bars_of_gaps([attached, control], promotions))
 }
 
-fn interval(values: impl Iterator<Item = f64>) -> Interval {
-    bootstrap_median(&[values.collect()])
+fn table_of_promotions(promotions: &[Promotion]) -> Table {
+    let median_of = |of: fn(&Promotion) -> f64| median(promotions.iter().map(of).collect());
+    let times = promotions.iter().map(|promotion| (!promotion.is_late).then_some(promotion.took));
+    let columns = Times::columns("after").into_iter();
+    let mut table = Table::new([], columns.chain(["on huge pages", "host's time per window, p99", "max"]));
+    table.row(Times::of(times, PROMOTION_LIMIT).cells().into_iter().chain([
+        Cell::number(median_of(|promotion| promotion.reached), 1, "%"),
+        Cell::number(median_of(|promotion| promotion.window_p99_ms), 2, "ms"),
+        Cell::number(median_of(|promotion| promotion.window_max_ms), 2, "ms"),
+    ]));
+    table
+}
+
+fn bars_of_gaps([attached, control]: [&[Run]; 2], promotions: &[Promotion]) -> [Bar; 2] {
+    let windows: Vec<f64> = promotions.iter().map(|promotion| promotion.window_p99_ms).collect();
+    let both = attached.iter().zip(control);
+    let gaps: Vec<f64> = both.map(|(run, control)| (run.gap_p99_ns - control.gap_p99_ns) / 1e6).collect();
+    let most = Limit::AtMost(GAP_MAX_MS);
+    [
+        Shown::of(&windows).bar("host's time per window, p99", 2, "ms", most),
+        Shown::of(&gaps).bar("guest's gap p99, less the control's of that round", 4, "ms", most),
+    ]
 }
 
 /// The promoter of an arm.
@@ -251,6 +281,8 @@ const PROMOTERS: [(&str, Promoter); 3] = [
     ("khugepaged, fastest", Promoter::Khugepaged(KhugepagedSettings::FASTEST)),
     ("khugepaged, defaults", Promoter::Khugepaged(KhugepagedSettings::DEFAULTS)),
 ];
+const ATTACHED: usize = 0;
+const FASTEST: usize = 1;
 /// Index of the arm at defaults. It takes minutes, and one run is enough for a factor of hundreds.
 const DEFAULTS: usize = 2;
 
@@ -263,26 +295,39 @@ fn khugepaged(rounds: u32, hot: Bytes, waiting: &Waiting) -> Result<Figures, End
             }
         }
     }
-    let mut rows = Table::new(["arm"], ["runs", "to 99 % on 2m", "CPU until then", "reached"]);
-    for ((name, _), runs) in PROMOTERS.iter().zip(&runs) {
-        let median_of = |of: fn(&Taken) -> f64| median(runs.iter().map(of).collect());
-        rows.row([
-            (*name).into(),
-            Cell::count(runs.len() as u64),
-            Cell::number(median_of(|run| run.took.as_secs_f64()), 3, "s"),
-            Cell::number(median_of(|run| run.cpu.as_secs_f64() * 1e3), 1, "ms"),
-            Cell::number(median_of(|run| run.reached * 100.0), 1, "%"),
-        ]);
+    Ok(figures_of_khugepaged(hot, &runs))
+}
+
+fn figures_of_khugepaged(hot: Bytes, runs: &[Vec<Taken>; PROMOTERS.len()]) -> Figures {
+    let times: Vec<Times> =
+        runs.iter().map(|runs| Times::of(runs.iter().map(|run| run.took), KHUGEPAGED_LIMIT)).collect();
+    let columns = Times::columns("to 99 % on 2m").into_iter();
+    let mut rows = Table::new(["arm"], columns.chain(["CPU until then", "reached"]));
+    for (((name, _), runs), times) in PROMOTERS.iter().zip(runs).zip(&times) {
+        let done = runs.iter().filter(|run| run.took.is_some());
+        let cpu_ms: Vec<f64> = done.map(|run| run.cpu.as_secs_f64() * 1e3).collect();
+        let reached = runs.iter().map(|run| run.reached.as_fraction()).fold(1.0, f64::min);
+        let mut row = vec![Cell::from(*name)];
+        row.extend(times.cells());
+        row.extend([times.median_of(&cpu_ms, 1, "ms"), Cell::number(reached * 100.0, 1, "%")]);
+        rows.row(row);
     }
-    let title = format!("khugepaged: {hot} of hot memory in a guest that checks and rewrites it, medians");
-    Ok(Figures::of(title).table(rows))
+    let ours = &times[ATTACHED];
+    let limit_s = KHUGEPAGED_LIMIT.as_secs();
+    Figures::of(format!("khugepaged: {hot} of hot memory in a guest that checks and rewrites it"))
+        .table(rows)
+        .note("medians of the runs that were not late; reached: minimum of all runs")
+        .note(format!("late: not 99 % on huge pages within {limit_s} s; less than 5 % when the clock started"))
+        .bars(ours.speed_bar("attached : khugepaged at its defaults, speed", &times[DEFAULTS], TIMES_DEFAULTS_MIN))
+        .bars(ours.speed_bar("attached : khugepaged at its fastest, speed", &times[FASTEST], OF_FASTEST_MIN))
 }
 
 /// Results of one arm.
 struct Taken {
-    took: Duration,
+    /// Time to 99 %; `None` if the limit came first.
+    took: Option<Duration>,
     cpu: Duration,
-    reached: f64,
+    reached: PerTenThousand,
 }
 
 fn time_to_huge(promoter: Promoter, hot: Bytes, waiting: &Waiting) -> Result<Taken, Ended> {
@@ -292,10 +337,11 @@ fn time_to_huge(promoter: Promoter, hot: Bytes, waiting: &Waiting) -> Result<Tak
     let mut guest = start(memory, QemuRam::Anonymous, &line)?;
     guest.check_all_words();
     let outside = Outside::of(&guest)?;
-    outside.split_all();
+    let refusal = outside.split_all();
     warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    needs_base_pages(outside.coverage(), refusal.map(|error| error.to_string()).as_deref())?;
     let began = Instant::now();
-    let is_there = || outside.coverage() >= 0.99;
+    let is_there = || outside.coverage() >= NEARLY_ALL;
     let (threads, _held): (Threads, Box<dyn std::any::Any>) = match promoter {
         Promoter::Attached => {
             let (attached, threads) = Threads::started_by(|| attach(&guest));
@@ -307,11 +353,10 @@ fn time_to_huge(promoter: Promoter, hot: Bytes, waiting: &Waiting) -> Result<Tak
         }
     };
     let before = match promoter {
-        Promoter::Attached => wideleaf_benches::cpu::CpuUse::default(),
+        Promoter::Attached => CpuUse::default(),
         Promoter::Khugepaged(_) => threads.cpu_use()?,
     };
-    waiting.comes(KHUGEPAGED_LIMIT, PACE, is_there)?;
-    let took = began.elapsed();
+    let took = waiting.comes(KHUGEPAGED_LIMIT, PACE, is_there)?.then(|| began.elapsed());
     let cpu = threads.cpu_use()?.since(before).ran;
     let reached = outside.coverage();
     guest.check_all_words();
@@ -336,22 +381,30 @@ impl Outside {
         Ok(Outside { host: Arc::new(host), hot })
     }
 
-    /// Splits every huge page into base pages.
-    fn split_all(&self) {
-        for window in self.hot.gpa.windows() {
-            let start = self.hot.hva + (window.start() - self.hot.gpa.start());
-            // A window that is not huge, or busy, stays as it is. Such windows are in the figures of all arms.
-            let _ = self.host.advise(start, PageSize::Base4K.bytes(), Advice::Cold);
+    /// Splits every huge page into base pages, and tries again while a page is busy. Returns what the kernel last
+    /// refused.
+    fn split_all(&self) -> Option<HostError> {
+        let mut refusal = None;
+        for _ in 0..SPLIT_TRIES_MAX {
+            let splits = self.hot.gpa.windows().filter_map(|window| {
+                let start = self.hot.hva + (window.start() - self.hot.gpa.start());
+                self.host.advise(start, PageSize::Base4K.bytes(), Advice::Cold).err()
+            });
+            refusal = splits.last();
+            if self.coverage() < HARDLY_ANY {
+                break;
+            }
         }
+        refusal
     }
 
     /// Share of the windows that are on huge pages.
-    fn coverage(&self) -> f64 {
+    fn coverage(&self) -> PerTenThousand {
         let mut sensor = HostBackingSensor::default();
         let rows = sensor.sample(self.host.as_ref(), self.hot, None).expect("QEMU is alive");
         let (windows, huge) =
-            rows.fold((0, 0), |(windows, huge), row| (windows + 1, huge + u32::from(row.backing == Backing::Huge2M)));
-        f64::from(huge) / f64::from(windows.max(1))
+            rows.fold((0, 0), |(windows, huge), row| (windows + 1, huge + u64::from(row.backing == Backing::Huge2M)));
+        PerTenThousand::of(huge, windows)
     }
 }
 

@@ -24,10 +24,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_benches::shown::{Shown, columns, spread_in_words};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
-use wideleaf_measure::figures::{Bar, Figures, Limit};
+use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::order::round;
-use wideleaf_measure::statistics::{Interval, bootstrap_median, median};
+use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
@@ -70,10 +71,10 @@ struct Rounds(Vec<Vec<RunReport>>);
 
 impl Rounds {
     /// Speed under `auto` as a share of that under `never`, within rounds.
-    fn speed(&self, figure: &str) -> Interval {
+    fn speed(&self, figure: &str) -> Shown {
         let rate = |report: &RunReport| report.results[figure].value;
-        let ratio = |reports: &Vec<RunReport>| vec![rate(&reports[AUTO]) / rate(&reports[NEVER])];
-        bootstrap_median(&self.0.iter().map(ratio).collect::<Vec<_>>())
+        let ratio = |reports: &Vec<RunReport>| rate(&reports[AUTO]) / rate(&reports[NEVER]);
+        Shown::of(&self.0.iter().map(ratio).collect::<Vec<_>>())
     }
 
     /// Median of a count of the manager over the rounds.
@@ -106,7 +107,7 @@ fn run(case: &Case, arm: &str, interrupts: &Interrupts) -> Result<RunReport, End
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
-    let rounds = arguments.number(0, 30)?;
+    let rounds: u32 = arguments.number(0, 30)?;
     let only = arguments.text(1);
     let cases: Vec<&Case> = CASES.iter().filter(|case| only.is_none_or(|only| case.kernel == only)).collect();
     if let (Some(text), []) = (only, &cases[..]) {
@@ -121,11 +122,11 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
             measured.0.push(round(ARMS.len(), number, |arm| run(case, ARMS[arm], &interrupts))?);
         }
     }
-    Ok(figures(rounds, &cases, &measured))
+    Ok(figures(rounds as usize, &cases, &measured))
 }
 
-fn figures(rounds: u32, cases: &[&Case], measured: &[Rounds]) -> Figures {
-    let mut speeds = Table::new(["guest"], ["never", "auto : never"]);
+fn figures(rounds: usize, cases: &[&Case], measured: &[Rounds]) -> Figures {
+    let mut speeds = Table::new(["guest"], [vec!["never"], columns("auto : never", rounds)].concat());
     let mut work = Table::new(
         ["guest under auto"],
         ["ticks", "windows aside", "guest waited", "promotions", "manager's CPU", "never's", "price of a fault"],
@@ -136,11 +137,8 @@ fn figures(rounds: u32, cases: &[&Case], measured: &[Rounds]) -> Figures {
         let speed = measured.speed(figure.name.as_str());
         let never = median(measured.0.iter().map(|arms| arms[NEVER].results[figure.name.as_str()].value).collect());
         let decimals = if never < 10.0 { 4 } else { 1 };
-        speeds.row([
-            case.name.into(),
-            Cell::number(never, decimals, figure.unit.as_str()),
-            Cell::interval(speed, 4, ""),
-        ]);
+        let never = Cell::number(never, decimals, figure.unit.as_str());
+        speeds.row([vec![case.name.into(), never], speed.cells(4, "")].concat());
         let access = |of: &dyn Fn(u64, u64) -> u64| {
             measured.of_manager(AUTO, |manager| {
                 manager.sensors.get("access").map_or(0.0, |sensor| of(sensor.windows, sensor.waits) as f64)
@@ -161,12 +159,15 @@ fn figures(rounds: u32, cases: &[&Case], measured: &[Rounds]) -> Figures {
             Cell::number(measured.of_manager(AUTO, price_us), 2, "us"),
         ]);
         let what = format!("{}, auto : never", case.name);
-        bars.push(Bar::new(what, Cell::number(speed.median, 4, ""), Limit::AtLeast(SPEED_MIN)));
+        bars.push(speed.bar(&what, 4, "", Limit::AtLeast(SPEED_MIN)));
     }
     Figures::of("New guests that gain nothing by large pages, on base pages at the start")
         .table(speeds)
         .table(work)
-        .note(format!("medians of {rounds} rounds, 95 % intervals of ratios within rounds; all runs verified"))
+        .note(format!(
+            "medians of {rounds} rounds, ratios within rounds; {}; all runs verified",
+            spread_in_words(rounds)
+        ))
         .bars(bars)
 }
 

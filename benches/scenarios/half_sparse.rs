@@ -26,8 +26,9 @@ use wideleaf_benches::coverage::{NEARLY_ALL, host_backing_of_all, host_coverage}
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_measure::figures::{Figures, Limit};
-use wideleaf_measure::statistics::{bootstrap_median, median, ratio_within_turns};
+use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_measure::figures::{Bar, Figures, Limit};
+use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::warming::warm_host_memory;
@@ -97,6 +98,7 @@ impl Player {
                 half.get(),
                 (words >> log2_words).max(1)
             ),
+            slot_bytes: None,
         };
         warm_host_memory(setup.memory).expect("memory to warm");
         let guest = Guest::start(&setup);
@@ -186,31 +188,40 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
 
 fn figures(log2_words: u32, sets: &[Set]) -> Figures {
     let turns: Vec<Vec<Vec<f64>>> = sets.iter().map(|set| set.turns.clone()).collect();
-    let mut rows = Table::new(["arm"], ["updates", ": hugetlb", "resident", "on 2m", "bloat"]);
+    let set_count = turns.iter().filter(|set| !set.is_empty()).count();
+    let spread_columns =
+        [vec!["updates"], columns(": hugetlb", set_count), vec!["resident", "on 2m", "bloat"]].concat();
+    let mut rows = Table::new(["arm"], spread_columns);
     let resident = |arm: usize| over_sets(sets, |backings| backings[arm].resident());
     for (index, arm) in ARMS.iter().enumerate() {
-        let rates = turns.iter().map(|set| set.iter().map(|turn| turn[index] / 1e6).collect()).collect::<Vec<_>>();
-        rows.row([
-            arm.name.into(),
-            Cell::number(bootstrap_median(&rates).median, 2, "M/s"),
-            Cell::interval(ratio_within_turns(&turns, index, HUGETLB), 3, ""),
+        let rates = turns.iter().flatten().map(|turn| turn[index] / 1e6).collect();
+        let mut cells = vec![arm.name.into(), Cell::number(median(rates), 2, "M/s")];
+        cells.extend(Shown::ratio_within_turns(&turns, index, HUGETLB).cells(3, ""));
+        cells.extend([
             Cell::number(resident(index), 1, "MiB"),
             Cell::number(over_sets(sets, |backings| backings[index].huge_2m), 0, "MiB"),
             Cell::number(resident(index) - resident(NEVER), 1, "MiB"),
         ]);
+        rows.row(cells);
     }
     let count: usize = turns.iter().map(Vec::len).sum();
-    let (slice_ms, set_count) = (SLICE.as_millis(), sets.len());
-    let speed = ratio_within_turns(&turns, AUTO, HUGETLB).median;
-    let grown = resident(AUTO) / resident(NEVER);
+    let (slice_ms, spread) = (SLICE.as_millis(), spread_in_words(set_count));
     Figures::of(format!("GUPS over {} of {} of RAM, the rest sparse", half(log2_words), memory(log2_words)))
         .table(rows)
         .note(format!(
-            "medians of {count} turns of {slice_ms} ms in {set_count} sets of guests, 95 % intervals; all memory \
-             verified"
+            "medians of {count} turns of {slice_ms} ms in {set_count} sets of guests, {spread}; all memory verified"
         ))
-        .bar("auto : hugetlb", Cell::number(speed, 3, ""), Limit::AtLeast(SPEED_MIN))
-        .bar("resident auto : never", Cell::number(grown, 3, ""), Limit::AtMost(RESIDENT_MAX))
+        .bars(bars(sets, &turns))
+}
+
+fn bars(sets: &[Set], turns: &[Vec<Vec<f64>>]) -> [Bar; 2] {
+    let resident = |set: &Set, arm: usize| in_mib(set.backings[arm].resident());
+    let grown: Vec<f64> = sets.iter().map(|set| resident(set, AUTO) / resident(set, NEVER)).collect();
+    let speed = Shown::ratio_within_turns(turns, AUTO, HUGETLB);
+    [
+        speed.bar("auto : hugetlb", 3, "", Limit::AtLeast(SPEED_MIN)),
+        Shown::of(&grown).bar("resident auto : never", 3, "", Limit::AtMost(RESIDENT_MAX)),
+    ]
 }
 
 fn main() -> ExitCode {

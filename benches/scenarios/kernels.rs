@@ -21,10 +21,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_benches::shown::{Shown, columns, spread_in_words};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::{arms_of_round, round};
-use wideleaf_measure::statistics::{Interval, bootstrap_median};
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
@@ -185,12 +185,12 @@ struct Rounds {
 
 impl Rounds {
     /// Ratio of the second arm's rate to the first arm's.
-    fn speed_up(&self) -> Interval {
-        bootstrap_median(&self.figures.iter().map(|arms| vec![arms[1] / arms[0]]).collect::<Vec<_>>())
+    fn speed_up(&self) -> Shown {
+        Shown::of(&self.figures.iter().map(|arms| arms[1] / arms[0]).collect::<Vec<_>>())
     }
 
-    fn figure(&self, arm: usize) -> Interval {
-        bootstrap_median(&self.figures.iter().map(|arms| vec![arms[arm]]).collect::<Vec<_>>())
+    fn figure(&self, arm: usize) -> Shown {
+        Shown::of(&self.figures.iter().map(|arms| arms[arm]).collect::<Vec<_>>())
     }
 }
 
@@ -235,19 +235,15 @@ fn judge(work: &Work, measured: &Rounds) -> Option<Bar> {
     let name = format!("{} {}", work.kernel, work.parameters);
     Some(match work.expected {
         Expected::Rate(slower, faster) => {
-            let (rate, unit) = (measured.figure(0).median, kernel(work.kernel).figure.unit.as_str());
-            let what = format!("{name}, references {slower:.0} to {faster:.0}:");
-            Bar::new(what, Cell::number(rate, 0, unit), Limit::AtLeast(SPEED_MIN * slower))
+            let (rate, unit) = (measured.figure(0), kernel(work.kernel).figure.unit.as_str());
+            let what = format!("{name}, references {slower:.0} to {faster:.0}");
+            rate.bar(&what, 0, unit, Limit::AtLeast(SPEED_MIN * slower))
         }
         Expected::Ratio(low, high) => {
-            let ratio = measured.speed_up().median;
-            let what = format!("{name}, references {low} to {high}:");
-            Bar::new(what, Cell::number(ratio, 3, ""), Limit::Between(low - RATIO_NEAR, high + RATIO_NEAR))
+            let what = format!("{name}, references {low} to {high}");
+            measured.speed_up().bar(&what, 3, "", Limit::Between(low - RATIO_NEAR, high + RATIO_NEAR))
         }
-        Expected::AtLeast(least) => {
-            let ratio = measured.speed_up().median;
-            Bar::new(format!("{name}:"), Cell::number(ratio, 3, ""), Limit::AtLeast(least))
-        }
+        Expected::AtLeast(least) => measured.speed_up().bar(&name, 3, "", Limit::AtLeast(least)),
         Expected::Shown => return None,
     })
 }
@@ -255,7 +251,7 @@ fn judge(work: &Work, measured: &Rounds) -> Option<Bar> {
 /// Geometric mean of the ratios of all rates to the middle of their references.
 fn geometric_mean(works: &[(&Work, Rounds)]) -> Option<f64> {
     let ratios = works.iter().map(|(work, measured)| match work.expected {
-        Expected::Rate(slower, faster) => Some(measured.figure(0).median / f64::midpoint(slower, faster)),
+        Expected::Rate(slower, faster) => Some(measured.figure(0).median() / f64::midpoint(slower, faster)),
         _ => None,
     });
     let logarithms: Vec<f64> = ratios.map(|ratio| ratio.map(f64::ln)).collect::<Option<_>>()?;
@@ -290,24 +286,24 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
 fn figures(comparison: &Comparison, rounds: u32, all: &[(&Work, Rounds)]) -> Figures {
     let arms = comparison.arms.iter().map(|arm| arm.name);
     let ratio = (comparison.arms.len() > 1).then_some("second : first");
-    let mut rows = Table::new(["kernel"], arms.chain(ratio));
+    let mut rows = Table::new(["kernel"], arms.chain(ratio).flat_map(|name| columns(name, rounds as usize)));
     for (work, measured) in all {
         let unit = kernel(work.kernel).figure.unit.as_str();
         let mut row: Vec<Cell> = vec![format!("{} {}", work.kernel, work.parameters).into()];
-        row.extend((0..comparison.arms.len()).map(|arm| {
+        row.extend((0..comparison.arms.len()).flat_map(|arm| {
             let figure = measured.figure(arm);
-            Cell::interval(figure, if figure.median < 10.0 { 4 } else { 1 }, unit)
+            figure.cells(if figure.median() < 10.0 { 4 } else { 1 }, unit)
         }));
-        row.extend(ratio.map(|_| Cell::interval(measured.speed_up(), 3, "")));
+        row.extend(ratio.into_iter().flat_map(|_| measured.speed_up().cells(3, "")));
         rows.row(row);
     }
     let mean = geometric_mean(all).filter(|_| all.len() > 1).map(|mean| {
-        let what = "geometric mean relative to the middle of the references:";
+        let what = "geometric mean of the medians, relative to the middle of the references:";
         Bar::new(what, Cell::number(mean, 3, ""), Limit::AtLeast(1.0))
     });
     Figures::of(comparison.name)
         .table(rows)
-        .note(format!("medians of {rounds} rounds, 95 % intervals; all runs verified"))
+        .note(format!("medians of {rounds} rounds, {}; all runs verified", spread_in_words(rounds as usize)))
         .bars(all.iter().filter_map(|(work, measured)| judge(work, measured)).chain(mean))
 }
 

@@ -26,11 +26,12 @@ use std::time::{Duration, Instant};
 use wideleaf_benches::coverage::{host_coverage, is_nearly_all_large};
 use wideleaf_benches::cpu::{CpuUse, Threads};
 use wideleaf_benches::guest::{Guest, GuestSetup};
+use wideleaf_benches::limited::Times;
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_benches::shown::Shown;
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
-use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::host::Advice;
 use wideleaf_memory::khugepaged::{Khugepaged, Settings, SettingsLease};
@@ -127,6 +128,7 @@ impl HotGuest {
             memory: hot + BESIDE_HOT,
             backing: BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages"),
             cmdline: format!("kernel=pattern bytes={} passes=1000000", hot.get()),
+            slot_bytes: None,
         };
         warm_host_memory(setup.memory).expect("memory to warm");
         let guest = Guest::start(&setup);
@@ -190,16 +192,14 @@ fn idle_use(threads: &Threads, waiting: &Waiting) -> Result<Idle, Ended> {
     Ok(Idle { ran: share(used.ran), wanted: share(used.wanted()) })
 }
 
-/// Median time. The limit replaces longer times.
-fn median_s(runs: &[Run], limit: Duration) -> f64 {
-    median(runs.iter().map(|run| run.took.unwrap_or(limit).as_secs_f64()).collect())
+/// Times of an arm's runs.
+fn times(runs: &[Run], limit: Duration) -> Times {
+    Times::of(runs.iter().map(|run| run.took), limit)
 }
 
-/// Medians over the runs with completed promotion.
-fn median_idle(runs: &[Run]) -> Option<Idle> {
-    let idle: Vec<Idle> = runs.iter().filter_map(|run| run.idle).collect();
-    let of = |share: fn(&Idle) -> f64| median(idle.iter().map(share).collect());
-    (!idle.is_empty()).then(|| Idle { ran: of(|idle| idle.ran), wanted: of(|idle| idle.wanted) })
+/// A share of one CPU in each run with completed promotion.
+fn idle_shares(runs: &[Run], of: fn(Idle) -> f64) -> Vec<f64> {
+    runs.iter().filter_map(|run| run.idle).map(of).collect()
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
@@ -221,33 +221,29 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
 }
 
 fn figures(title: String, runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Figures {
-    let mut rows =
-        Table::new(["arm"], ["runs", "to 99 % on 2m", "min - max", "reached", "CPU until then", "idle CPU", "wanted"]);
+    let columns = Times::columns("to 99 % on 2m").into_iter();
+    let mut rows = Table::new(["arm"], columns.chain(["reached", "CPU until then", "idle CPU", "wanted"]));
     for ((name, _), runs) in ARMS.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()) {
-        let seconds = |run: &Run| run.took.unwrap_or(limit).as_secs_f64();
-        let least = runs.iter().map(seconds).fold(f64::INFINITY, f64::min);
-        let most = runs.iter().map(seconds).fold(0.0, f64::max);
+        let times = times(runs, limit);
         let reached = runs.iter().map(|run| run.reached.as_fraction()).fold(1.0, f64::min);
-        let cpu_ms = median(runs.iter().map(|run| run.cpu.as_secs_f64() * 1e3).collect());
-        let idle = median_idle(runs);
-        let percent = |of: fn(Idle) -> f64| match idle {
-            Some(idle) => Cell::number(of(idle) * 100.0, 2, "%"),
-            None => Cell::missing("no run of this arm reached 99 % within the limit"),
+        let done = runs.iter().filter(|run| run.took.is_some());
+        let cpu_ms: Vec<f64> = done.map(|run| run.cpu.as_secs_f64() * 1e3).collect();
+        let percent = |of: fn(Idle) -> f64| {
+            let percents: Vec<f64> = idle_shares(runs, of).iter().map(|share| share * 100.0).collect();
+            times.median_of(&percents, 2, "%")
         };
-        rows.row([
-            (*name).into(),
-            Cell::count(runs.len() as u64),
-            Cell::number(median_s(runs, limit), 3, "s"),
-            Cell::range(least, most, 3, "s"),
-            Cell::number(reached * 100.0, 1, "%"),
-            Cell::number(cpu_ms, 1, "ms"),
-            percent(|idle| idle.ran),
-            percent(|idle| idle.wanted),
-        ]);
+        let mut row = vec![Cell::from(*name)];
+        row.extend(times.cells());
+        row.extend([Cell::number(reached * 100.0, 1, "%"), times.median_of(&cpu_ms, 1, "ms")]);
+        row.extend([percent(|idle| idle.ran), percent(|idle| idle.wanted)]);
+        rows.row(row);
     }
     Figures::of(title)
         .table(rows)
-        .note(format!("medians; time limit {} s; reached: minimum of all runs", limit.as_secs()))
+        .note(format!(
+            "medians of the runs that were not late; late: not done within {} s; reached: minimum of all runs",
+            limit.as_secs()
+        ))
         .note(format!(
             "idle CPU: share of one CPU over {} s, while the guest works; wanted: including the time ready to run but \
              waiting",
@@ -258,21 +254,19 @@ fn figures(title: String, runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Fig
 
 fn bars(runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Vec<Bar> {
     let mut bars = Vec::new();
+    let times = |arm: usize| times(&runs[arm], limit);
     for (arm, name) in [(LET_IN, "let in at once"), (IDLING, "idling")] {
         for (other, least, of) in [(DEFAULTS, TIMES_DEFAULTS_MIN, "defaults"), (FASTEST, OF_FASTEST_MIN, "its fastest")]
         {
-            if !runs[arm].is_empty() && !runs[other].is_empty() {
-                let times = median_s(&runs[other], limit) / median_s(&runs[arm], limit);
-                let what = format!("auto, {name}: speed, of {of}:");
-                bars.push(Bar::new(what, Cell::number(times, 2, "times"), Limit::AtLeast(least)));
-            }
+            bars.extend(times(arm).speed_bar(&format!("auto, {name}: speed, of {of}"), &times(other), least));
         }
     }
-    if let (Some(ours), Some(theirs)) = (median_idle(&runs[LET_IN]), median_idle(&runs[FASTEST])) {
-        // The manager also completes its work on a busy machine; khugepaged never finishes.
-        let share = ours.ran / theirs.wanted;
+    // The manager also completes its work on a busy machine; khugepaged never finishes.
+    let ours = idle_shares(&runs[LET_IN], |idle| idle.ran);
+    let theirs = idle_shares(&runs[FASTEST], |idle| idle.wanted);
+    if !ours.is_empty() && !theirs.is_empty() {
         let what = "idle CPU, auto : wanted by khugepaged's fastest";
-        bars.push(Bar::new(what, Cell::number(share, 3, ""), Limit::AtMost(OF_FASTEST_CPU_MAX)));
+        bars.push(Shown::unpaired_ratio(&ours, &theirs).bar(what, 3, "", Limit::AtMost(OF_FASTEST_CPU_MAX)));
     }
     bars
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use wideleaf_measure::order::arms_of_round;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::restore::{Background, ReadError, RestoreConfig, Restorer, SavedRam, SavedWindow};
 use wideleaf_memory::sensors::host_backing::HostBackingSensor;
@@ -52,15 +53,16 @@ enum Arm {
 fn main() {
     let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
     let bytes = mib(numbers.first().copied().unwrap_or(1024));
-    let rounds = numbers.get(1).copied().unwrap_or(5);
+    let rounds = numbers.get(1).map_or(5, |rounds| *rounds as u32);
     start_of_large_ram();
     let image = Arc::new(Image(image(bytes)));
     let arms = [Arm::MovedByFaults, Arm::MovedWithBackground, Arm::CopiedByFaults, Arm::PagesCopied];
     let mut speeds = arms.map(|_| Vec::new());
     for round in 0..rounds {
-        for (arm, speeds) in arms.into_iter().zip(&mut speeds) {
+        for index in arms_of_round(arms.len(), round + 1) {
+            let (arm, speeds) = (arms[index], &mut speeds[index]);
             warm_host_memory(bytes + mib(64)).expect("memory to warm");
-            let (took, huge, longest) = run(arm, &image, bytes, round);
+            let (took, huge, longest) = run(arm, &image, bytes, u64::from(round));
             let speed = bytes.get() as f64 / gib(1).get() as f64 / took.as_secs_f64();
             println!("{arm:?}: {speed:.2} GiB/s, {huge} of {} windows huge, {longest}", bytes.get() / WINDOW.get());
             speeds.push(speed);

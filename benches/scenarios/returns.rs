@@ -23,11 +23,11 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage, is_nearly_all_large, windows_mapped_large};
 use wideleaf_benches::guest::{Guest, GuestSetup};
+use wideleaf_benches::limited::Times;
 use wideleaf_benches::managed::{Leave, Managed, OnLeave, policy};
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
-use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
@@ -71,6 +71,7 @@ fn setup(hot: Bytes) -> GuestSetup {
         memory: hot + BESIDE_HOT,
         backing: BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages"),
         cmdline: format!("kernel=pattern bytes={} passes=1000000", hot.get()),
+        slot_bytes: None,
     }
 }
 
@@ -212,23 +213,17 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
 }
 
 fn figures(title: String, times: &[Vec<Option<Duration>>; WAYS.len()]) -> Figures {
-    let mut rows = Table::new(["way"], ["runs", "back", "median", "max"]);
+    let mut rows = Table::new(["way"], Times::columns("back in"));
     let (mut bars, most) = (Vec::new(), RETURN_MAX.as_secs_f64());
     for ((name, _), times) in WAYS.iter().zip(times).filter(|(_, times)| !times.is_empty()) {
-        let seconds: Vec<f64> = times.iter().map(|took| took.unwrap_or(LIMIT).as_secs_f64()).collect();
-        let longest = seconds.iter().copied().fold(0.0, f64::max);
-        rows.row([
-            (*name).into(),
-            Cell::count(times.len() as u64),
-            Cell::count(times.iter().flatten().count() as u64),
-            Cell::number(median(seconds), 3, "s"),
-            Cell::number(longest, 3, "s"),
-        ]);
-        bars.push(Bar::new(format!("{name}: back in"), Cell::number(longest, 2, "s"), Limit::AtMost(most)));
+        rows.row(std::iter::once(Cell::from(*name)).chain(Times::of(times.iter().copied(), LIMIT).cells()));
+        let longest = times.iter().map(|took| took.unwrap_or(LIMIT)).max().unwrap_or(LIMIT).as_secs_f64();
+        let what = format!("{name}: back in, longest of {}:", times.len());
+        bars.push(Bar::new(what, Cell::number(longest, 2, "s"), Limit::AtMost(most)));
     }
     Figures::of(title)
         .table(rows)
-        .note(format!("time until 99 % is on 2m in the host and in KVM; time limit {} s", LIMIT.as_secs()))
+        .note(format!("time until 99 % is on 2m in the host and in KVM; late: not within {} s", LIMIT.as_secs()))
         .bars(bars)
 }
 

@@ -20,8 +20,9 @@ use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_benches::shown::{Shown, columns, spread_in_words};
 use wideleaf_measure::figures::{Figures, Limit};
-use wideleaf_measure::statistics::{bootstrap_median, median, ratio_within_turns};
+use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::ManagerReport;
 use wideleaf_memory::warming::warm_host_memory;
@@ -62,6 +63,7 @@ impl Player {
             memory,
             backing: BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM has huge pages"),
             cmdline: format!("kernel=gups log2_words={log2_words} seconds={} progress_ms=50", UPDATE_TIME.as_secs()),
+            slot_bytes: None,
         };
         warm_host_memory(table + mib(64)).expect("memory to warm");
         let guest = Guest::start(&setup);
@@ -128,33 +130,34 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
 
 fn figures(title: String, sets: &[Set]) -> Figures {
     let turns: Vec<Vec<Vec<f64>>> = sets.iter().map(|set| set.turns.clone()).collect();
-    let cpu_share = |arm: usize| median(sets.iter().map(|set| set.cpu_shares[arm]).collect());
+    let set_count = turns.iter().filter(|set| !set.is_empty()).count();
+    let cpu_percents = |arm: usize| sets.iter().map(|set| set.cpu_shares[arm] * 100.0).collect::<Vec<_>>();
     let mut arms = Table::new(["arm"], ["updates", "manager and sensors, of a CPU", "ticks", "promotions"]);
     for (index, arm) in ARMS.iter().enumerate() {
-        let rates = turns.iter().map(|set| set.iter().map(|turn| turn[index] / 1e6).collect()).collect::<Vec<_>>();
+        let rates = turns.iter().flatten().map(|turn| turn[index] / 1e6).collect();
         let sum = |of: &dyn Fn(&ManagerReport) -> u64| sets.iter().map(|set| of(&set.reports[index])).sum::<u64>();
         arms.row([
             (*arm).into(),
-            Cell::number(bootstrap_median(&rates).median, 2, "M/s"),
-            Cell::number(cpu_share(index) * 100.0, 3, "%"),
+            Cell::number(median(rates), 2, "M/s"),
+            Cell::number(median(cpu_percents(index)), 3, "%"),
             Cell::count(sum(&|report| report.ticks)),
             Cell::count(sum(&|report| report.done("collapse") + report.done("swap"))),
         ]);
     }
-    let ratio = ratio_within_turns(&turns, AUTO, NEVER);
-    let mut speed = Table::new(["ratio within a turn"], ["speed"]);
-    speed.row(["auto : never".into(), Cell::interval(ratio, 4, "")]);
+    let ratio = Shown::ratio_within_turns(&turns, AUTO, NEVER);
+    let mut speed = Table::new(["ratio within a turn"], columns("speed", set_count));
+    speed.row([vec!["auto : never".into()], ratio.cells(4, "")].concat());
     let count: usize = turns.iter().map(Vec::len).sum();
-    let (slice_s, set_count) = (SLICE.as_secs(), sets.len());
-    let (lost_percent, used_percent) = ((1.0 - ratio.median) * 100.0, cpu_share(AUTO) * 100.0);
-    let (lost_max, used_max) = (SLOWDOWN_MAX * 100.0, CPU_SHARE_MAX * 100.0);
+    let (slice_s, spread) = (SLICE.as_secs(), spread_in_words(set_count));
+    let (lost_percent, used_percent) = (ratio.map(|ratio| (1.0 - ratio) * 100.0), Shown::of(&cpu_percents(AUTO)));
+    let (lost_max, used_max) = (Limit::AtMost(SLOWDOWN_MAX * 100.0), Limit::AtMost(CPU_SHARE_MAX * 100.0));
     Figures::of(title)
         .table(arms)
         .table(sensors(sets))
         .table(speed)
-        .note(format!("medians of {count} turns of {slice_s} s in {set_count} sets of guests, 95 % interval"))
-        .bar("slow-down", Cell::number(lost_percent, 2, "%"), Limit::AtMost(lost_max))
-        .bar("manager and sensors", Cell::number(used_percent, 2, "% of a CPU"), Limit::AtMost(used_max))
+        .note(format!("medians of {count} turns of {slice_s} s in {set_count} sets of guests, {spread}"))
+        .bars([lost_percent.bar("slow-down", 2, "%", lost_max)])
+        .bars([used_percent.bar("manager and sensors", 2, "% of a CPU", used_max)])
 }
 
 /// Work of the sensors other than the host backing, over all sets.

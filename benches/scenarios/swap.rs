@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Then one thread and two threads swap all windows of fresh RAM in turns, including the preparation
-//! of the huge pages.
+//! of the huge pages. The one thread is first in odd pairs, the two threads are in even ones.
 //!
 //! This is not a criterion bench. On a machine with a speed that changes from moment to moment, it compares times of
 //! one turn, not totals taken seconds apart.
@@ -23,8 +23,10 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::populated_ram;
 use wideleaf_benches::scenario::{self, Ended};
+use wideleaf_benches::shown::{Shown, columns, spread_in_words};
 use wideleaf_measure::figures::{Figures, Limit};
-use wideleaf_measure::statistics::{Interval, bootstrap_median};
+use wideleaf_measure::order::round;
+use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
@@ -41,7 +43,7 @@ const SETS: usize = 8;
 const BYTES: Bytes = mib(64);
 const WINDOW: Bytes = PageSize::Huge2M.bytes();
 /// Number of pairs of bursts, by one thread and by two.
-const BURSTS: usize = 16;
+const BURSTS: u32 = 16;
 
 /// Times of one turn.
 struct Turn {
@@ -89,6 +91,9 @@ fn run_set(host: &Arc<LinuxHost>) -> Vec<Turn> {
     turns
 }
 
+/// Numbers of threads of a pair of bursts.
+const THREADS: [u16; 2] = [1, 2];
+
 /// Times of swapping all windows of fresh RAM.
 #[derive(Clone, Copy)]
 struct Burst {
@@ -122,23 +127,22 @@ fn burst(host: &Arc<LinuxHost>, threads: u16) -> Option<Burst> {
 
 /// Gain and cost of a second thread: times, and their ratio.
 fn compare_threads(host: &Arc<LinuxHost>) -> [Table; 2] {
-    let bursts: Vec<Vec<[Burst; 2]>> =
-        (0..BURSTS).filter_map(|_| Some(vec![[burst(host, 1)?, burst(host, 2)?]])).collect();
+    let pair = |number| round(THREADS.len(), number, |arm| burst(host, THREADS[arm]).ok_or(()));
+    let bursts: Vec<Vec<Burst>> = (1..=BURSTS).filter_map(|number| pair(number).ok()).collect();
     let windows = BYTES.pages(PageSize::Huge2M) as f64;
-    let median = |of: &dyn Fn(&[Burst; 2]) -> f64| {
-        bootstrap_median(&bursts.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
-    };
     let mut times = Table::new([], ["threads", "per window", "CPU per window"]);
-    for threads in [1, 2] {
-        let us =
-            |of: fn(&Burst) -> Duration| median(&|pair| of(&pair[threads - 1]).as_secs_f64() * 1e6 / windows).median;
+    for (arm, threads) in THREADS.into_iter().enumerate() {
+        let us = |of: fn(&Burst) -> Duration| {
+            median(bursts.iter().map(|pair| of(&pair[arm]).as_secs_f64() * 1e6 / windows).collect())
+        };
         let (took, cpu) = (us(|burst| burst.took), us(|burst| burst.cpu));
-        times.row([Cell::count(threads as u64), Cell::number(took, 0, "us"), Cell::number(cpu, 0, "us")]);
+        times.row([Cell::count(threads.into()), Cell::number(took, 0, "us"), Cell::number(cpu, 0, "us")]);
     }
-    let ratio = median(&|[one, two]| one.took.as_secs_f64() / two.took.as_secs_f64());
-    let mut speed = Table::new(["ratio within a pair"], ["speed", "pairs"]);
-    let pairs = Cell::count(bursts.len() as u64);
-    speed.row(["two threads : one".into(), Cell::interval(ratio, 2, ""), pairs]);
+    let ratio = |pair: &Vec<Burst>| pair[0].took.as_secs_f64() / pair[1].took.as_secs_f64();
+    let ratio = Shown::of(&bursts.iter().map(ratio).collect::<Vec<_>>());
+    let mut speed = Table::new(["ratio within a pair"], [columns("speed", bursts.len()), vec!["pairs"]].concat());
+    let pairs = vec![Cell::count(bursts.len() as u64)];
+    speed.row([vec!["two threads : one".into()], ratio.cells(2, ""), pairs].concat());
     [times, speed]
 }
 
@@ -150,8 +154,12 @@ fn measure() -> Result<Figures, Ended> {
     probe().map_err(|why| Ended::Skipped(why.to_string()))?;
     let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
     let sets: Vec<Vec<Turn>> = (0..SETS).map(|_| run_set(&host)).collect();
-    let median = |of: &dyn Fn(&Turn) -> f64| {
-        bootstrap_median(&sets.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
+    let full_sets = sets.iter().filter(|set| !set.is_empty()).count();
+    if full_sets == 0 {
+        return Err(Ended::Failed("cannot compare swaps: no window became huge; free some memory first".into()));
+    }
+    let shown = |of: &dyn Fn(&Turn) -> f64| {
+        Shown::of_sets(&sets.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
     };
 
     type Part = fn(&Turn) -> Duration;
@@ -163,20 +171,18 @@ fn measure() -> Result<Figures, Ended> {
         ("collapse", |turn| turn.collapse),
         ("memcpy", |turn| turn.memcpy),
     ];
-    let mut speeds = Table::new(["part"], ["speed", "per window"]);
+    let mut speeds = Table::new(["part"], [columns("speed", full_sets), vec!["per window"]].concat());
     for (name, of) in parts {
-        let Interval { median, low, high } = median(&|turn| of(turn).as_secs_f64());
-        let gib = |seconds: f64| WINDOW.get() as f64 / f64::from(1 << 30) / seconds;
-        let speed = Interval { median: gib(median), low: gib(high), high: gib(low) };
-        speeds.row([name.into(), Cell::interval(speed, 2, "GiB/s"), Cell::number(median * 1e6, 0, "us")]);
+        let seconds = shown(&|turn| of(turn).as_secs_f64());
+        let speed = seconds.map(|seconds| WINDOW.get() as f64 / f64::from(1 << 30) / seconds);
+        let per_window = vec![Cell::number(seconds.median() * 1e6, 0, "us")];
+        speeds.row([vec![name.into()], speed.cells(2, "GiB/s"), per_window].concat());
     }
-    let turns = sets.iter().flatten().count();
-    let mut figures =
-        Figures::of(format!("{turns} turns in {SETS} sets, medians with 95 % intervals by resampling")).table(speeds);
+    let (turns, spread) = (sets.iter().flatten().count(), spread_in_words(full_sets));
+    let mut figures = Figures::of(format!("{turns} turns in {full_sets} sets, medians, {spread}")).table(speeds);
     for (name, of, least) in [("collapse", parts[4].1, 1.2), ("memcpy", parts[5].1, 0.5)] {
-        let ratio = median(&|turn| of(turn).as_secs_f64() / turn.swap.as_secs_f64());
-        let ratio = Cell::number(ratio.median, 2, "");
-        figures = figures.bar(format!("speed of swap : {name}"), ratio, Limit::AtLeast(least));
+        let ratio = shown(&|turn| of(turn).as_secs_f64() / turn.swap.as_secs_f64());
+        figures = figures.bars([ratio.bar(&format!("speed of swap : {name}"), 2, "", Limit::AtLeast(least))]);
     }
     Ok(compare_threads(&host).into_iter().fold(figures, Figures::table))
 }

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use wideleaf_benches::populated_ram;
 use wideleaf_benches::scenario::{self, Ended};
+use wideleaf_benches::shown::{Shown, columns, spread_in_words};
 use wideleaf_measure::figures::{Figures, Limit};
-use wideleaf_measure::statistics::bootstrap_median;
-use wideleaf_measure::table::{Cell, Table};
+use wideleaf_measure::table::Table;
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::{Swap, Swapper};
@@ -89,15 +89,16 @@ fn measure() -> Result<Figures, Ended> {
     if pairs == 0 {
         return Err(Ended::Skipped("no window could be traded (empty page tables go since Linux 6.14)".into()));
     }
-    let median = |is_of: &dyn Fn(&Pair) -> bool, of: &dyn Fn(&Pair) -> Duration| {
-        let us = |pair: &Pair| of(pair).as_secs_f64() * 1e6;
-        let of_set = |set: &Vec<Pair>| set.iter().filter(|pair| is_of(pair)).map(us).collect();
-        bootstrap_median(&sets.iter().map(of_set).collect::<Vec<_>>())
+    let shown = |is_of: &dyn Fn(&Pair) -> bool, of: &dyn Fn(&Pair) -> f64| {
+        let of_set = |set: &Vec<Pair>| set.iter().filter(|pair| is_of(pair)).map(of).collect();
+        Shown::of_sets(&sets.iter().map(of_set).collect::<Vec<_>>())
     };
     let all = |_: &Pair| true;
-    let mut times = Table::new(["part of a pair"], ["time"]);
+    let full_sets = sets.iter().filter(|set| !set.is_empty()).count();
+    let mut times = Table::new(["part of a pair"], columns("time", full_sets));
     let mut row = |name: &str, is_of: &dyn Fn(&Pair) -> bool, of: &dyn Fn(&Pair) -> Duration| {
-        times.row([name.into(), Cell::interval(median(is_of, of), 0, "us")]);
+        let us = shown(is_of, &|pair| of(pair).as_secs_f64() * 1e6);
+        times.row([vec![name.into()], us.cells(0, "us")].concat());
     };
     row("cold window out of reach", &all, &|pair| pair.vacate.unavailable);
     row("hot window out of reach", &all, &|pair| pair.swap.unavailable);
@@ -105,13 +106,16 @@ fn measure() -> Result<Figures, Ended> {
     row("CPU of a pair, base pages of the pair before", &|pair| pair.has_used_pages, &Pair::cpu);
     row("collapse: window out of reach", &all, &|pair| pair.collapse);
 
-    let title = format!("{pairs} pairs in {SETS} sets, medians with 95 % intervals by resampling");
-    let mut figures = Figures::of(title).table(times);
+    let mut figures =
+        Figures::of(format!("{pairs} pairs in {full_sets} sets, medians, {}", spread_in_words(full_sets)));
+    figures = figures.table(times);
     for (name, of) in [("cold", 0), ("hot", 1)] {
-        let ratio = median(&all, &|pair| [pair.vacate.unavailable, pair.swap.unavailable][of]).median
-            / median(&all, &|pair| pair.collapse).median;
+        let ratio = shown(&all, &|pair| {
+            let unavailable = [pair.vacate.unavailable, pair.swap.unavailable][of];
+            unavailable.as_secs_f64() / pair.collapse.as_secs_f64()
+        });
         let what = format!("{name} window out of reach : collapse");
-        figures = figures.bar(what, Cell::number(ratio, 2, ""), Limit::AtMost(0.5));
+        figures = figures.bars([ratio.bar(&what, 2, "", Limit::AtMost(0.5))]);
     }
     Ok(figures)
 }

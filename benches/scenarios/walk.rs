@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use wideleaf_benches::cpu::Threads;
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting};
+use wideleaf_benches::shown::Shown;
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
@@ -66,10 +67,10 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let mut rows = Table::new(["machine", "accesses"], ["speed", "time", "walks", "entries read per walk"]);
     let mut bars = Vec::new();
     for (n, name) in MACHINES.into_iter().take(machines.max(1)).enumerate() {
-        let mut medians = Vec::new();
+        let mut nanoseconds = Vec::new();
         for case in &cases {
             let measured = repeat(name, case, rounds.max(1), waiting)?;
-            let (ns, counts) = (median(measured.nanoseconds), &measured.counts);
+            let (ns, counts) = (median(measured.nanoseconds.clone()), &measured.counts);
             rows.row([
                 name.into(),
                 case.name.into(),
@@ -78,10 +79,10 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
                 Cell::number(100.0 * counts.walks() as f64 / counts.accesses as f64, 1, "%"),
                 Cell::number(counts.references() as f64 / counts.walks().max(1) as f64, 2, ""),
             ]);
-            medians.push(ns);
+            nanoseconds.push(measured.nanoseconds);
         }
         if n == 0 {
-            bars = judge(name, &medians);
+            bars = judge(name, &nanoseconds);
         }
     }
     let title =
@@ -112,20 +113,21 @@ fn cases(accesses: usize) -> Vec<Case> {
     ]
 }
 
-fn judge(name: &str, ns: &[f64]) -> Vec<Bar> {
-    let &[sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("nine cases") };
-    let speed = |what: &str, ns: f64, least: f64| {
-        let speed = Cell::number(1e3 / ns, 1, "million accesses/s");
-        Bar::new(format!("{name}, {what}:"), speed, Limit::AtLeast(least))
+fn judge(name: &str, ns: &[Vec<f64>]) -> Vec<Bar> {
+    let [sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("nine cases") };
+    let speed = |what: &str, ns: &[f64], least: f64| {
+        let speed = Shown::of(ns).map(|ns| 1e3 / ns);
+        speed.bar(&format!("{name}, {what}"), 1, "million accesses/s", Limit::AtLeast(least))
     };
-    let growth = |what: &str, ratio: f64| {
-        Bar::new(format!("{name}, {what} in 1 TiB : in 1 GiB"), Cell::number(ratio, 2, ""), Limit::AtMost(GROWTH_MAX))
+    let growth = |what: &str, large: &[f64], small: &[f64]| {
+        let what = format!("{name}, {what} in 1 TiB : in 1 GiB");
+        Shown::unpaired_ratio(large, small).bar(&what, 2, "", Limit::AtMost(GROWTH_MAX))
     };
     vec![
         speed("sparse", sparse, SPARSE_MIN),
         speed("gups", gups, GUPS_MIN),
-        growth("sparse", sparse_large / sparse),
-        growth("gups", gups_large / gups),
+        growth("sparse", sparse_large, sparse),
+        growth("gups", gups_large, gups),
     ]
 }
 

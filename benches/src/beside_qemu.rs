@@ -13,7 +13,8 @@ use tempfile::TempDir;
 use wideleaf_protocol::{Message, Status, parse};
 
 use crate::scenario::{Ended, needs_kvm};
-use wideleaf_measure::figures::{Bar, Figures, Limit};
+use crate::shown::Shown;
+use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::order::round;
 use wideleaf_measure::statistics::{Spread, median, ratios_within_rounds};
 use wideleaf_measure::table::{Cell, Table};
@@ -185,13 +186,13 @@ impl Figure {
     }
 }
 
-/// A table with a row for each figure, and a bar for its median ratio.
+/// A table with a row for each figure that has rounds, and a bar for its median ratio.
 pub fn compared(title: String, figures: &[Figure], promise: f64) -> Figures {
     let mut table = Table::new(["figure"], ["wideleaf", "qemu", "wideleaf : qemu", "range"]);
     let mut bars = Vec::new();
     for Figure { name, unit, ours, theirs } in figures {
-        let Some(spread) = Spread::of(&ratios_within_rounds(ours, theirs)) else { continue };
-        let Spread { median: ratio, lowest, highest } = spread;
+        let ratios = ratios_within_rounds(ours, theirs);
+        let Some(Spread { median: ratio, lowest, highest }) = Spread::of(&ratios) else { continue };
         table.row([
             (*name).into(),
             Cell::number(median(ours.clone()), 0, unit),
@@ -200,7 +201,7 @@ pub fn compared(title: String, figures: &[Figure], promise: f64) -> Figures {
             Cell::range(lowest, highest, 2, ""),
         ]);
         let what = format!("{name}, wideleaf : qemu");
-        bars.push(Bar::new(what, Cell::number(ratio, 2, ""), Limit::AtLeast(promise)));
+        bars.push(Shown::of(&ratios).bar(&what, 2, "", Limit::AtLeast(promise)));
     }
     Figures::of(title).table(table).bars(bars)
 }
@@ -217,9 +218,11 @@ mod tests {
         let compared = compared("a guest twice".into(), &figures, 0.8);
         let row = ["read", "10 MiB/s", "7 MiB/s", "1.50", "1.00 - 2.00"];
         assert_eq!(compared.tables[0].rows[0].iter().map(Cell::to_string).collect::<Vec<_>>(), row);
-        let bars: Vec<String> = compared.bars.iter().map(Bar::to_string).collect();
-        let told =
-            ["met:    read, wideleaf : qemu 1.50, at least 0.8", "MISSED: write, wideleaf : qemu 0.75, at least 0.8"];
+        let bars: Vec<String> = compared.bars.iter().map(ToString::to_string).collect();
+        let told = [
+            "met:    read, wideleaf : qemu, range 1.00 - 2.00, median 1.50, at least 0.8",
+            "MISSED: write, wideleaf : qemu, range 0.50 - 1.00, median 0.75, at least 0.8",
+        ];
         assert_eq!(bars, told);
     }
 

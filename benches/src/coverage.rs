@@ -9,8 +9,29 @@ use wideleaf_memory::{BackingKind, GuestRam, LinuxHost, SecondLevel};
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::{GpaRange, PageSize, PerTenThousand};
 
+use crate::scenario::Ended;
+
 /// Coverage that counts as all: 99 %.
 pub const NEARLY_ALL: PerTenThousand = PerTenThousand::new(9_900);
+
+/// Coverage that counts as nothing: less than 5 %, one window of 64 MiB.
+pub const HARDLY_ANY: PerTenThousand = PerTenThousand::new(500);
+
+/// Checks that memory of this coverage is on base pages before the clock of its promotion starts.
+///
+/// # Errors
+/// [`Ended::Failed`] if it is not; `refusal` is what the kernel said to a split.
+pub fn needs_base_pages(coverage: PerTenThousand, refusal: Option<&str>) -> Result<(), Ended> {
+    if coverage < HARDLY_ANY {
+        return Ok(());
+    }
+    let percent = coverage.as_fraction() * 100.0;
+    let refusal = refusal.map_or_else(String::new, |refusal| format!(" ({refusal})"));
+    Err(Ended::Failed(format!(
+        "cannot time a promotion: {percent:.0} % of the memory is still on huge pages after a split of each{refusal}; \
+         give the host's khugepaged longer pauses and run the bench again"
+    )))
+}
 
 /// Host backing of the windows of `part`.
 ///
@@ -55,4 +76,20 @@ pub fn windows_mapped_large(second_level: &dyn SecondLevel) -> u64 {
 pub fn is_nearly_all_large(ram: &GuestRam, part: GpaRange, second_level: &dyn SecondLevel, mapped: u64) -> bool {
     windows_mapped_large(second_level) * 10_000 >= mapped * u64::from(NEARLY_ALL.get())
         && host_coverage(ram, part) >= NEARLY_ALL
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_promotion_is_not_timed_where_it_is_over_before() {
+        let told =
+            |coverage, refusal| needs_base_pages(PerTenThousand::new(coverage), refusal).map_err(|e| e.to_string());
+        assert_eq!(told(499, None), Ok(()));
+        assert_eq!(told(0, Some("EAGAIN")), Ok(()), "a split that was refused and not needed");
+        let line = told(500, Some("EAGAIN")).expect_err("5 % is too much");
+        assert!(line.starts_with("cannot time a promotion: 5 % ") && line.contains("(EAGAIN)"), "{line}");
+        assert!(told(10_000, None).is_err_and(|line| line.len() < 200 && line.contains("100 %")));
+    }
 }

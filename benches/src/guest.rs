@@ -28,6 +28,8 @@ pub struct GuestSetup {
     pub backing: BackingConfig,
     /// Command line of the guest.
     pub cmdline: String,
+    /// Size of the memslots; `None` uses the default.
+    pub slot_bytes: Option<Bytes>,
 }
 
 /// State from the guest's output so far.
@@ -40,6 +42,8 @@ struct Said {
     /// Progress of GUPS: the guest's clock and the number of completed updates.
     marks: Vec<(u64, u64)>,
     has_ended_updates: bool,
+    /// Number of reports of a pass over all words; a pass shorter than 50 ms may have none.
+    passes: u64,
     has_passed: Option<bool>,
     complaint: Option<String>,
 }
@@ -130,6 +134,22 @@ impl Guest {
         waiting.until("the guest's first update", GUEST_TIMEOUT, PACE, || !self.said().marks.is_empty())
     }
 
+    /// Waits until a guest with the kernel `pattern` has checked all its words: the second report from now on ends a
+    /// pass that began after now.
+    ///
+    /// # Errors
+    /// [`Ended`] if the reports do not come.
+    ///
+    /// # Panics
+    /// If the guest finds an error in its memory.
+    pub fn check_all_words(&self, waiting: &Waiting) -> Result<(), Ended> {
+        let enough = self.said().passes + 2;
+        let is_over = |said: &Said| said.passes >= enough || said.complaint.is_some();
+        waiting.until("a pass of the guest over its words", GUEST_TIMEOUT, PACE, || is_over(&self.said()))?;
+        assert_eq!(self.said().complaint, None);
+        Ok(())
+    }
+
     /// Pauses the vCPU until [`Guest::resume`].
     ///
     /// # Panics
@@ -190,6 +210,7 @@ fn config(setup: &GuestSetup) -> VmConfig {
     let options = VmOptions {
         memory: setup.memory,
         cmdline: setup.cmdline.clone(),
+        slot_bytes: setup.slot_bytes,
         ..VmOptions::new(ImageSource::Bytes(IMAGE.into()), setup.backing)
     };
     VmConfig::new(options, &HostLimits::none()).expect("a plain guest")
@@ -207,6 +228,7 @@ fn listen(said: &Mutex<Said>, line: &str) {
         Some(Ok(Message::Progress { phase, tsc, done, .. })) if phase.as_str() == "update" => {
             said.marks.push((tsc, done));
         }
+        Some(Ok(Message::Progress { phase, .. })) if phase.as_str() == "pass" => said.passes += 1,
         Some(Ok(Message::End { phase, .. })) if phase.as_str() == "update" => said.has_ended_updates = true,
         Some(Ok(Message::Verify { status, .. })) => said.has_passed = Some(status == Status::Pass),
         Some(Ok(Message::Mismatch(_) | Message::Panic { .. })) => said.complaint = Some(line.to_owned()),
@@ -236,4 +258,22 @@ pub fn take_turns(
         turns.push(rates);
     }
     Ok(turns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_of_passes_are_counted_and_a_wrong_word_is_a_complaint() {
+        let said = Mutex::new(Said::default());
+        let mut lines = vec!["@wideleaf progress phase=pages tsc=1 done=1 total=9", "the guest's own words"];
+        lines.extend(["@wideleaf progress phase=pass tsc=2 done=1 total=9"; 2]);
+        lines.iter().for_each(|line| listen(&said, line));
+        let seen = |said: &Said| (said.passes, said.marks.len(), said.complaint.clone());
+        assert_eq!(seen(&said.lock()), (2, 0, None));
+        let wrong = "@wideleaf mismatch address=0x1000 expected=0x1 found=0x2 kind=zero";
+        listen(&said, wrong);
+        assert_eq!(said.lock().complaint.as_deref(), Some(wrong));
+    }
 }

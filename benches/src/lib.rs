@@ -9,13 +9,17 @@
 //! | [`beside_qemu`] | our VMM and QEMU with the same guest, in turns |
 //! | [`coverage`] | share of a guest's memory that is backed and mapped large |
 //! | [`cpu`] | CPU time of threads |
+//! | [`shown`] | medians with their interval or range, and the targets that they are judged by |
+//! | [`limited`] | times of runs that may end at a limit |
 
 pub mod beside_qemu;
 pub mod coverage;
 pub mod cpu;
 pub mod guest;
+pub mod limited;
 pub mod managed;
 pub mod scenario;
+pub mod shown;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

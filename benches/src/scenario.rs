@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   arguments ─▶ scenario ─▶ Figures ─▶ standard output: a table, or JSON with `-- --json`
-//!                      └───▶ Ended ───▶ one line: skipped (success), or interrupted, late, wrong argument (failure)
+//!                      └───▶ Ended ───▶ one line: skipped (success); interrupted, late, failed, bad argument (failure)
 //! ```
 //!
 //! Standard output has only the result; lines about progress belong on standard error.
@@ -50,6 +50,9 @@ pub enum Ended {
         /// Description of a valid argument.
         expected: &'static str,
     },
+    /// A step failed, for the reason in this line.
+    #[error("{0}")]
+    Failed(String),
     /// An expected event did not happen within its limit.
     #[error("{what} did not come within {} s", limit.as_secs())]
     TooLate {
@@ -316,6 +319,8 @@ mod tests {
         assert!(!failed.is_success && !said(Form::Table, Ended::Interrupted).is_success);
         let skipped = said(Form::Json, Ended::Skipped("no KVM".into()));
         assert_eq!((skipped.on_stdout.as_str(), skipped.is_success), ("", true));
+        let failed = said(Form::Table, Ended::Failed("cannot split".into()));
+        assert_eq!((failed.on_stdout.as_str(), failed.is_success), ("made up: cannot split\n", false));
         assert_eq!(said(Form::Table, Ended::Skipped("no KVM".into())).on_stdout, "made up: skipped: no KVM\n");
     }
 
