@@ -46,7 +46,8 @@ impl PolicySwitch {
         self.set.lock().policy.clone()
     }
 
-    /// The policy with which a saved VM continues: its own one while a guarantee is pursued, and `never` while it is off.
+    /// The policy with which a saved VM continues: its own one while a guarantee is pursued, and `never` while it is
+    /// off.
     pub fn lasting(&self) -> PolicyChoice {
         self.set.lock().lasting()
     }

@@ -164,7 +164,7 @@ impl GiantSupply {
 
 /// What the thread has sent.
 enum Answer {
-    /// Nothing yet.
+    /// Nothing came yet.
     None,
     /// A page or an obstacle, for this order.
     Ready(Ordered, Result<Supplied, Obstacle>),

@@ -32,8 +32,8 @@ pub enum MapError {
 /// The call that failed under a limit of the process's address space (`setrlimit(2)`).
 const LIMITED: &str = "mmap of an address reservation (limited by `ulimit -v`)";
 
-/// Whether there is such a limit. It is read once, by the first reservation: that of guest RAM, before a sandbox forbids
-/// the call.
+/// Whether there is such a limit. It is read once, by the first reservation: that of guest RAM, before a sandbox
+/// forbids the call.
 fn is_address_space_limited() -> bool {
     static IS_LIMITED: OnceLock<bool> = OnceLock::new();
     let read = || getrlimit(Resource::RLIMIT_AS).is_ok_and(|(soft, _)| soft != RLIM_INFINITY);

@@ -102,7 +102,7 @@ fn room_goes_back_when_its_vm_ends_without_a_release() {
 }
 
 #[test]
-fn pages_stay_promised_to_a_domain_whose_process_may_still_be_taking_them() {
+fn pages_stay_promised_to_a_domain_while_its_process_may_still_be_taking_them() {
     let bench = Bench::new("[attach]\nautomatic = [\"web\"]");
     bench.ask(prepare("u-web", 60)).expect("there is room");
     bench.guests.start_domain(10, "web");
