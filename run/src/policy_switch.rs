@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_saved_vm_continues_with_its_own_policy_and_with_none_that_acts_if_it_was_off() {
         let policy = |name: &str| PolicyChoice::parse(name).expect("it exists");
-        let set = |own: Option<&str>, is_off| Set { policy: policy("greedy"), is_off, own: own.map(|own| policy(own)) };
+        let set = |own: Option<&str>, is_off| Set { policy: policy("greedy"), is_off, own: own.map(policy) };
         let lasting = |set: Set| set.lasting().to_string();
         assert_eq!(lasting(set(None, false)), "greedy");
         assert_eq!(lasting(set(Some("auto:horizon_s=20"), false)), "auto:horizon_s=20");

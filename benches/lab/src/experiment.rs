@@ -15,7 +15,6 @@ use wideleaf::options::some_time;
 use wideleaf::output::{print, say};
 use wideleaf::table::prose_table;
 use wideleaf_experiments::definition::Experiment;
-use wideleaf_experiments::report::Report;
 use wideleaf_experiments::results::Results;
 use wideleaf_experiments::{catalogue, compare, scenarios, schedule};
 use wideleaf_run::failure::Failure;
@@ -24,6 +23,7 @@ use wideleaf_run::suggest::did_you_mean;
 
 mod against;
 mod environment;
+mod failures;
 mod host;
 pub mod host_state;
 mod jobs;
@@ -35,7 +35,7 @@ mod store;
 use rendered::Rendering;
 pub use rendered::{RenderArgs, ReportFormat};
 use runner::Runner;
-use store::Store;
+use store::{Store, Stored};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -107,11 +107,11 @@ pub struct RunExperimentArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_budget)]
     pub budget: Option<Duration>,
 
-    /// Write the results to this file [default: NAME-DATE.json in this folder]
+    /// Write the results to this file, which must be new or empty [default: NAME-DATE.json in this folder]
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     pub output: Option<PathBuf>,
 
-    /// Continue these results: run only what is missing or failed
+    /// Continue these results, of this build on this machine: run only what is missing or failed
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
 
@@ -159,7 +159,8 @@ pub struct CompareArgs {
 /// Arguments of `wideleaf-lab experiment evidence`.
 #[derive(Args, Debug)]
 pub struct EvidenceArgs {
-    /// Folder for wideleaf-evidence.json and wideleaf-evidence.html; if they exist, only the missing runs are made
+    /// Folder for wideleaf-evidence.json and wideleaf-evidence.html; if they exist, only the missing runs are made, and
+    /// those of another build or machine are refused
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     pub folder: PathBuf,
 }
@@ -167,7 +168,8 @@ pub struct EvidenceArgs {
 /// Runs the subcommand `experiment`.
 ///
 /// # Errors
-/// [`Failure`]; the runs that were made are in the file, and nothing else is left.
+/// [`Failure`]; the runs that were made are in the file, and nothing else is left. A guest that failed its verification
+/// is a failure too, after the report.
 pub fn main(args: &ExperimentArgs) -> Result<(), Failure> {
     match &args.command {
         ExperimentCommand::List => list(),
@@ -224,6 +226,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
             Store::create(args.output.as_deref(), experiment)?
         }
     };
+    let runs_before = store.results().runs.len();
     let is_own_length = args.budget.is_none() && args.rounds.is_none();
     let own_budget =
         known.budget().filter(|_| is_own_length).and_then(|budget| left_of(budget, own_rounds, store.results()));
@@ -233,9 +236,12 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     if let Err(failure) = ended {
         return Err(store.with_way_to_go_on(failure));
     }
-    rendering.put(&Report::of(store.results()))?;
+    rendering.put(&store.stored().report())?;
+    if args.resume.is_some() && store.results().runs.len() == runs_before {
+        say(format_args!("nothing was run: the results are of {}", store.results().ended));
+    }
     say(format_args!("results: {}", store.path().display()));
-    Ok(())
+    store.stored().failures.check_guests()
 }
 
 /// Remaining part of an experiment's own time, after its results. `None` if the results have other rounds than its
@@ -272,21 +278,25 @@ fn dry_run(experiment: &Experiment) -> Result<(), Failure> {
 
 fn report(args: &ReportArgs) -> Result<(), Failure> {
     let rendering = Rendering::open(&args.render)?;
-    rendering.put(&Report::of(&store::read(&args.file)?))
+    rendering.put(&store::read(&args.file)?.report())
 }
 
 fn compare(args: &CompareArgs) -> Result<(), Failure> {
     let rendering = Rendering::open(&args.render)?;
     let [a, b] = [&args.a, &args.b].map(|file| store::read(file));
-    let report = compare::report(&a?, &b?).map_err(|why| {
+    let (a, b) = (a?, b?);
+    let mut report = compare::report(&a.results, &b.results).map_err(|why| {
         Failure::Usage(format!("cannot compare {} (A) with {} (B): {why}", args.a.display(), args.b.display()))
     })?;
+    let lead =
+        |name: &str, of: &Stored| of.failures.lead().iter().map(|why| format!("{name}: {why}")).collect::<Vec<_>>();
+    report.lead.splice(0..0, [lead("A", &a), lead("B", &b)].concat());
     rendering.put(&report)
 }
 
 fn evidence(args: &EvidenceArgs) -> Result<(), Failure> {
     let [json, html] = ["json", "html"].map(|form| args.folder.join(format!("wideleaf-evidence.{form}")));
-    let (output, resume) = if json.exists() { (None, Some(json)) } else { (Some(json), None) };
+    let (output, resume) = if store::has_content(&json) { (None, Some(json)) } else { (Some(json), None) };
     run(&RunExperimentArgs {
         long: false,
         name: "evidence".into(),

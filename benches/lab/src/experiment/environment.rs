@@ -49,6 +49,25 @@ pub(super) fn capture() -> Environment {
     }
 }
 
+/// Where two environments differ in build, machine or settings that decide about results, in a few words each.
+pub(super) fn differences(there: &Environment, here: &Environment) -> Vec<String> {
+    let of = |environment: &Environment| {
+        let Environment { wideleaf, cpu, cpus, kernel, paging, thp, governor, .. } = environment;
+        [
+            ("build", wideleaf.clone()),
+            ("CPU", cpu.clone()),
+            ("CPUs", cpus.to_string()),
+            ("kernel", kernel.clone()),
+            ("paging", paging.clone()),
+            ("THP", thp.join(", ")),
+            ("governor", governor.clone()),
+        ]
+    };
+    let shown = |value: String| if value.is_empty() { "unknown".to_owned() } else { value };
+    let pairs = of(there).into_iter().zip(of(here)).filter(|(there, here)| there != here);
+    pairs.map(|((what, there), (_, here))| format!("{what}: {} there, {} here", shown(there), shown(here))).collect()
+}
+
 fn microcode(cpuinfo: &str) -> String {
     let value = cpuinfo.lines().find_map(|line| line.strip_prefix("microcode")?.split_once(':'));
     value.map_or_else(String::new, |(_, revision)| revision.trim().to_owned())
@@ -75,6 +94,27 @@ fn numa_nodes(folder: &Path) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_difference_of_build_machine_or_setting_is_named_and_that_of_load_is_not() {
+        let there = Environment { wideleaf: "1.0 (a)".into(), governor: "performance".into(), ..capture() };
+        assert_eq!(differences(&there, &Environment { load_1m: 99.0, ..there.clone() }), [""; 0]);
+        let here = Environment { wideleaf: "1.0 (b)".into(), governor: String::new(), ..there.clone() };
+        let named = differences(&there, &here);
+        assert_eq!(named, ["build: 1.0 (a) there, 1.0 (b) here", "governor: performance there, unknown here"]);
+        let change: [fn(&mut Environment); 5] = [
+            |other| other.cpu.push('x'),
+            |other| other.cpus += 1,
+            |other| other.kernel.push('x'),
+            |other| other.paging.push('x'),
+            |other| other.thp[2].push('x'),
+        ];
+        for change in change {
+            let mut other = there.clone();
+            change(&mut other);
+            assert_eq!(differences(&there, &other).len(), 1, "{other:?}");
+        }
+    }
 
     #[test]
     fn only_a_balloon_with_the_feature_reports_free_pages() {

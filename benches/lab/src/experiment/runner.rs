@@ -9,6 +9,7 @@ use wideleaf_experiments::schedule::{self, Turn};
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_policies::units::mib;
 
+use crate::experiment::failures::is_of_guest;
 use crate::experiment::host_state::KeptState;
 use crate::experiment::jobs;
 use crate::experiment::store::Store;
@@ -26,6 +27,14 @@ pub(super) struct Runner<'a> {
     pub interrupts: &'a Interrupts,
 }
 
+/// A run that was made.
+enum Made {
+    /// Measured, or failed for a reason of the host.
+    Run(Run),
+    /// Failed for a reason of the guest, such as wrong words.
+    GuestFailed(Run),
+}
+
 impl Runner<'_> {
     /// Makes the missing runs, as far as the budget allows.
     pub(super) fn run(&mut self) -> Result<(), Failure> {
@@ -39,8 +48,12 @@ impl Runner<'_> {
         while let Some(turn) = self.next(self.budget.map(budget_left)) {
             self.interrupts.check()?;
             self.show(&bar, turn, self.budget.map(budget_left));
-            let run = self.make(turn, &mut kept, ran_before + began.elapsed().as_secs_f64())?;
-            self.store.add(run, ran_before + began.elapsed().as_secs_f64())?;
+            let made = self.make(turn, &mut kept, ran_before + began.elapsed().as_secs_f64())?;
+            let elapsed_s = ran_before + began.elapsed().as_secs_f64();
+            match made {
+                Made::Run(run) => self.store.add(run, elapsed_s)?,
+                Made::GuestFailed(run) => self.store.add_guest_failure(run, elapsed_s)?,
+            }
             bar.inc(1);
         }
         bar.finish_and_clear();
@@ -64,7 +77,7 @@ impl Runner<'_> {
 
     /// Makes one run. A failed run is a result too; the experiment ends only for a failure that would affect all
     /// other runs.
-    fn make(&self, turn: Turn, kept: &mut KeptState, at_s: f64) -> Result<Run, Failure> {
+    fn make(&self, turn: Turn, kept: &mut KeptState, at_s: f64) -> Result<Made, Failure> {
         let experiment = &self.store.results().experiment;
         let (case, arm) = (&experiment.cases[turn.case], &experiment.arms[turn.arm]);
         let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
@@ -72,14 +85,15 @@ impl Runner<'_> {
         let job = Job { wants_map: job.wants_map && turn.round == 1, ..job.clone() };
         let load_1m = wideleaf_measure::environment::Environment::capture().load_1m;
         let began = Instant::now();
-        let outcome = match self.measure(&job, kept, case.working_set_mib) {
-            Ok(measured) => RunOutcome::Measured(measured),
+        let (outcome, did_guest_fail) = match self.measure(&job, kept, case.working_set_mib) {
+            Ok(measured) => (RunOutcome::Measured(measured), false),
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
-            Err(failure) => RunOutcome::Failed(failure.to_string()),
+            Err(failure) => (RunOutcome::Failed(failure.to_string()), is_of_guest(&failure)),
         };
         self.interrupts.check()?;
         let (case, arm) = (case.name.clone(), arm.name.clone());
-        Ok(Run { case, arm, round: turn.round, at_s, took_s: began.elapsed().as_secs_f64(), load_1m, outcome })
+        let run = Run { case, arm, round: turn.round, at_s, took_s: began.elapsed().as_secs_f64(), load_1m, outcome };
+        Ok(if did_guest_fail { Made::GuestFailed(run) } else { Made::Run(run) })
     }
 
     fn measure(

@@ -94,6 +94,34 @@ fn a_resumed_experiment_repeats_a_failed_run() {
 }
 
 #[test]
+fn results_of_another_build_or_machine_are_not_resumed_and_no_results_are_replaced() {
+    let scratch = new_scratch();
+    let file = scratch.path("quick.json");
+    scratch.wideleaf(&[&SHORT[..], &["--rounds=1", "--output=quick.json"]].concat()).assert().code(0);
+    let same = scratch.wideleaf(&["experiment", "run", "quick", "--resume=quick.json"]).assert().code(0);
+    same.stderr(predicates::str::contains("nothing was run: the results are of 20"));
+    let again = [&SHORT[..], &["--output=quick.json"]].concat();
+    scratch.refuses(&again, 7, &["cannot write --output", "quick.json: it exists", "--resume", "name a new file"]);
+    let mut other = results(&file);
+    other["environment"]["wideleaf"] = "1.0 (abc)".into();
+    other["environment"]["thp"][0] = "sometimes".into();
+    fs::write(&file, other.to_string()).unwrap();
+    let words = ["cannot resume", "build: 1.0 (abc) there, ", "THP: sometimes, ", "move the file away and begin anew"];
+    scratch.refuses(&["experiment", "run", "quick", "--resume=quick.json"], 2, &words);
+    assert_eq!(results(&file), other, "the file is as it was");
+}
+
+#[test]
+fn evidence_of_another_machine_is_not_presented_as_new() {
+    let scratch = new_scratch();
+    let mut other = crate::experiment_reports::results("evidence", 1.5);
+    other.environment.cpu = "Another CPU".into();
+    crate::experiment_reports::file(&scratch, "wideleaf-evidence.json", &other);
+    let words = ["cannot resume", "wideleaf-evidence.json", "CPU: Another CPU there, ", "begin anew"];
+    scratch.refuses(&["experiment", "evidence"], 2, &words);
+}
+
+#[test]
 fn a_budget_ends_an_experiment_between_two_rounds_and_the_report_says_that_it_is_incomplete() {
     let scratch = new_scratch();
     let arguments = [&SHORT[..], &["--rounds=500", "--budget=4s", "--output=quick.json"]].concat();

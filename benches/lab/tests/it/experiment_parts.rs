@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use wideleaf_experiments::restoring::{
     SAVE_S, STORED_MIB, WAIT_MAX_US, Way,
 };
 use wideleaf_experiments::results::{FORMAT, Measured, Results, Run, RunOutcome};
+use wideleaf_run::report::{RunReport, Verification};
 use wideleaf_testing::scratch::Running;
 use wideleaf_testing::scratch::Scratch;
 use wideleaf_testing::{Need, has_kvm, is_there};
@@ -67,10 +69,14 @@ fn to_be_run(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> String {
     scratch.file("small.json", serde_json::to_string(&results).unwrap().as_bytes())
 }
 
-/// Runs the jobs and returns the outcome of each.
+/// Runs the jobs and returns the outcome of each. No guest fails.
 fn outcomes(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> Vec<Run> {
+    outcomes_and_exit_code(scratch, jobs, 0)
+}
+
+fn outcomes_and_exit_code(scratch: &Scratch, jobs: Vec<(&str, Job)>, code: i32) -> Vec<Run> {
     let file = to_be_run(scratch, jobs);
-    scratch.wideleaf(&["experiment", "run", "policies", "--resume", &file]).assert().success();
+    scratch.wideleaf(&["experiment", "run", "policies", "--resume", &file]).assert().code(code);
     let results: Results = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(scratch.names(), ["small.json"], "nothing else is left");
     assert!(results.is_complete);
@@ -89,6 +95,40 @@ fn failure(run: &Run) -> &str {
         RunOutcome::Measured(measured) => panic!("{}: {measured:?}", run.arm),
         RunOutcome::Failed(why) => why,
     }
+}
+
+/// A wideleaf with a guest that found that many wrong words, as a script.
+fn guest_with_wrong_words(scratch: &Scratch, errors: u64) -> Job {
+    let verification = Verification { passed: errors == 0, errors, checked: 9, first_mismatch: None };
+    let report = RunReport { verification: Some(verification), ..RunReport::default() };
+    let report = scratch.file("report", &serde_json::to_vec(&report).unwrap());
+    // The last argument is the file of --output.
+    let script = format!("#!/bin/sh\nfor last; do :; done\ncp {report} \"$last\"\n");
+    let program = scratch.file("program", script.as_bytes());
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    Job { program: Some(program), ..Job::run(&["gups"], 1.0) }
+}
+
+#[test]
+fn wrong_words_make_the_exit_code_1_also_after_a_good_repetition() {
+    let scratch = new_scratch();
+    let job = guest_with_wrong_words(&scratch, 3);
+    let file = to_be_run(&scratch, vec![("wrong", job)]);
+    let run = || scratch.wideleaf(&["experiment", "run", "policies", "--resume", &file]).assert().code(1);
+    let wrong = ["In 1 run the guest found wrong words", "the guest found 3 wrong words or results"];
+    let says = |said: assert_cmd::assert::Assert, words: &[&str]| {
+        // A table breaks its lines.
+        let text = String::from_utf8(said.get_output().stdout.clone()).unwrap();
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        words.iter().for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
+        said.stderr(predicates::str::contains("cannot vouch for these results: the guest failed in 1 run"));
+    };
+    says(run(), &[&wrong[..], &["1 of 1 runs failed"]].concat());
+    guest_with_wrong_words(&scratch, 0);
+    says(run(), &[&wrong[..], &["1 run failed before a --resume"]].concat());
+    let results: Results = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert!(results.is_complete && results.runs.len() == 1 && results.runs[0].measured().is_some(), "{results:?}");
+    says(run(), &wrong);
 }
 
 #[test]
@@ -124,7 +164,7 @@ fn a_qemu_guest_that_cannot_run_gives_its_reason_and_the_next_one_runs() {
         ("no pool", qemu(QemuRam::Hugetlb, large)),
         ("good", qemu(QemuRam::Thp, small())),
     ];
-    let runs = outcomes(&new_scratch(), jobs);
+    let runs = outcomes_and_exit_code(&new_scratch(), jobs, 1);
     assert!(failure(&runs[0]).contains("log2_words"), "{}", failure(&runs[0]));
     assert!(failure(&runs[1]).contains(QEMU), "QEMU's own words: {}", failure(&runs[1]));
     assert!(measured(&runs[2]).metrics[&Metric::Figure] > 0.0);
@@ -192,7 +232,8 @@ fn a_disturbed_guest_that_cannot_run_gives_its_reason_in_one_line() {
     let large = of(Guest::new("gups", "log2_words=20", 1 << 30), QemuRam::Hugetlb);
     // No machine has that much memory.
     let hog = disturbed(Keeper::Kernel, Event::StartBesideHog { hog_pages_2m: 1 << 30 }, 1);
-    let runs = outcomes(&new_scratch(), vec![("refused", wrong), ("no pool", large), ("no hog", hog)]);
+    let jobs = vec![("refused", wrong), ("no pool", large), ("no hog", hog)];
+    let runs = outcomes_and_exit_code(&new_scratch(), jobs, 1);
     for (run, words) in runs.iter().zip(["log2_words", QEMU, "cannot take 1073741824 huge pages"]) {
         let why = failure(run);
         assert!(why.contains(words) && !why.contains('\n'), "{why}");

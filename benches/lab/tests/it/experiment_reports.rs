@@ -11,7 +11,7 @@ use wideleaf_experiments::results::{Environment, FORMAT, Measured, Results, Run,
 use wideleaf_testing::scratch::Scratch;
 
 /// Six rounds of two arms; `auto` is `ratio` times as fast as `base`.
-fn results(name: &str, ratio: f64) -> Results {
+pub fn results(name: &str, ratio: f64) -> Results {
     let arm = |name: &str| Arm { name: name.into(), summary: format!("arm {name}") };
     let job = || Cell::of(Job::run(&["gups"], 1.0));
     let experiment = Experiment {
@@ -43,7 +43,7 @@ fn results(name: &str, ratio: f64) -> Results {
     }
 }
 
-fn file(scratch: &Scratch, name: &str, results: &Results) {
+pub fn file(scratch: &Scratch, name: &str, results: &Results) {
     scratch.file(name, &serde_json::to_vec(results).unwrap());
 }
 

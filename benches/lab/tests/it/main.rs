@@ -12,5 +12,6 @@ mod predict;
 mod program;
 mod recording;
 mod scaled;
+mod scripts;
 mod trace;
 mod traces;

@@ -69,8 +69,7 @@ pub(super) fn run(work: &DisturbedGuests, timeout: Duration, interrupts: &Interr
         scene.start(number)?;
     }
     let since = scene.disturb()?;
-    scene.wait("the guests' end", |guests| guests.iter().all(|guest| guest.said.is_over()))?;
-    let mut measured = scene.measured(since)?;
+    let mut measured = scene.end(since)?;
     let cpu = khugepaged_before.and_then(|before| khugepaged::cpu_time()?.checked_sub(before));
     measured.told.extend(cpu.map(|cpu| (KHUGEPAGED_CPU_S.to_owned(), cpu.as_secs_f64())));
     Ok(measured)
@@ -273,11 +272,19 @@ impl Scene<'_> {
         &mut self.guests[0].machine.monitor
     }
 
+    /// Waits for the guests' end, at which their daemon must still run. Returns all measurements.
+    fn end(mut self, since: Option<Instant>) -> Result<Measured, Failure> {
+        self.wait("the guests' end", |guests| guests.iter().all(|guest| guest.said.is_over()))?;
+        self.daemon.as_mut().map_or(Ok(()), Daemon::check)?;
+        self.measured(since)
+    }
+
     /// All measurements, from the event on, or from the start without one.
     fn measured(self, since: Option<Instant>) -> Result<Measured, Failure> {
         let rate = |guest: &Watched| guest.said.rate_since(since.or(guest.said.began)?);
         let rates: Option<Vec<f64>> = self.guests.iter().map(rate).collect();
-        let rates = rates.ok_or_else(|| Failure::GuestFailed("a guest did not report its progress".into()))?;
+        let why = "cannot measure: a guest made too few marks of progress; run it on a machine with less other work";
+        let rates = rates.ok_or_else(|| Failure::Host(why.into()))?;
         let named = self.guests.iter().filter_map(|guest| Some(guest.said.hot?.0)).min();
         let ended = self.guests.iter().filter_map(|guest| guest.said.ended).min();
         let mut measured = Measured { notes: self.notes, ..Measured::default() };
@@ -327,7 +334,28 @@ fn time_to_nearly_all(seen: &[Seen], guests: usize, since: Instant, ended: Insta
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wideleaf_experiments::peers::{Guest, QemuRam};
     use wideleaf_policies::account::HostBacking;
+
+    /// The end of a run after its guests have ended.
+    fn end_beside(daemon: Option<Daemon>) -> Result<Measured, Failure> {
+        let (keeper, event) = (Keeper::Daemon, Event::Start);
+        let work = DisturbedGuests { guest: Guest::new("gups", "", 64), count: 0, ram: QemuRam::Thp, keeper, event };
+        let (place, interrupts) = (Place::make()?, Interrupts::install()?);
+        let deadline = Deadline { at: Instant::now() + Duration::from_secs(60), timeout: Duration::from_secs(60) };
+        let (work, interrupts) = (&work, &interrupts);
+        let scene =
+            Scene { work, place, daemon, interrupts, deadline, guests: vec![], hog: None, seen: vec![], notes: vec![] };
+        scene.end(None)
+    }
+
+    #[test]
+    fn a_daemon_that_ended_before_its_guests_fails_their_run_in_its_last_words() {
+        let why = end_beside(Some(Daemon::ended("out of memory"))).expect_err("it has ended").to_string();
+        assert!(why.contains("wideleafd ended before its guests, with exit status: 3: out of memory"), "{why}");
+        assert!(end_beside(Some(Daemon::of_shell("exec sleep 600"))).is_ok(), "it runs");
+        assert!(end_beside(None).is_ok(), "the kernel alone");
+    }
 
     /// A look at each of these guests, of which the given number of 100 windows are large.
     fn seen(began: Instant, at_ms: u64, large: &[u64]) -> Seen {

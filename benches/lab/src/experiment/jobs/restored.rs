@@ -123,7 +123,7 @@ fn measured(continued: &Continued) -> Result<Measured, Failure> {
     let speeds = Speeds::of(marks);
     let (Some(steady), Some(first), Some(last)) = (speeds.steady(), marks.first(), marks.last()) else {
         let why = format!("the guest made {} marks of progress, too few for a steady speed", marks.len());
-        return Err(Failure::GuestFailed(format!("{why}; run it on a machine with less other work")));
+        return Err(Failure::Host(format!("{why}; run it on a machine with less other work")));
     };
     let mut measured = Measured::default();
     measured.metrics.insert(Metric::Figure, steady);

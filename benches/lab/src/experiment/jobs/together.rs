@@ -40,7 +40,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Mechanism, in the report of a run, by which a manager moves a window to base pages and gives its huge page back.
 const VACATE: &str = "vacate";
 
-/// Runs all of them until they end.
+/// Runs all of them until they end. A daemon that ends before them makes the run a failure: what they then did was
+/// without its budget.
 pub(super) fn run(
     guests: &[GuestAmongOthers],
     budget: BudgetOf,
@@ -51,6 +52,15 @@ pub(super) fn run(
         BudgetOf::Each => None,
         BudgetOf::All => Some(Daemon::start(interrupts)?),
     };
+    run_beside(daemon, guests, timeout, interrupts)
+}
+
+fn run_beside(
+    mut daemon: Option<Daemon>,
+    guests: &[GuestAmongOthers],
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<Measured, Failure> {
     let management = daemon.as_ref().map_or(vec!["--no-daemon".to_owned()], |daemon| {
         vec!["--daemon".to_owned(), daemon.socket().display().to_string()]
     });
@@ -68,6 +78,7 @@ pub(super) fn run(
         running.into_iter().map(|run| run.join().expect("a run returns its failure")).collect()
     });
     let mut together = together(guests, ended.into_iter().collect::<Result<_, _>>()?);
+    daemon.as_mut().map_or(Ok(()), Daemon::check)?;
     if let Some(cpu) = daemon.as_ref().and_then(Daemon::cpu_time) {
         *together.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();
         together.told.insert(DAEMON_CPU_S.to_owned(), cpu.as_secs_f64());
@@ -203,13 +214,32 @@ impl Daemon {
             interrupts.check()?;
             let has_ended = daemon.child.try_wait().map_err(|error| cannot("wait for wideleafd", error))?.is_some();
             if has_ended || began.elapsed() > LISTENS_WITHIN {
-                let words = fs::read_to_string(daemon.folder.path().join("words")).unwrap_or_default();
-                let last = words.lines().last().unwrap_or("it printed nothing").to_owned();
+                let last = daemon.last_words();
                 return Err(Failure::Host(format!("cannot use {DAEMON}: it does not listen: {last}")));
             }
             thread::sleep(LOOK_EVERY);
         }
         Ok(daemon)
+    }
+
+    /// Checks that it still runs.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] with its last words.
+    pub(super) fn check(&mut self) -> Result<(), Failure> {
+        let status = self.child.try_wait();
+        match status.map_err(|error| Failure::Host(format!("cannot wait for {DAEMON}: {error}")))? {
+            None => Ok(()),
+            Some(status) => Err(Failure::Host(format!(
+                "cannot use this run: {DAEMON} ended before its guests, with {status}: {}; make it again with --resume",
+                self.last_words()
+            ))),
+        }
+    }
+
+    fn last_words(&self) -> String {
+        let words = fs::read_to_string(self.folder.path().join("words")).unwrap_or_default();
+        words.lines().last().unwrap_or("it printed nothing").to_owned()
     }
 
     /// Path of its control socket.
@@ -225,6 +255,25 @@ impl Daemon {
             text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
         };
         Some(tasks.filter_map(of).sum())
+    }
+}
+
+#[cfg(test)]
+impl Daemon {
+    /// A shell with these commands instead of a daemon.
+    pub(super) fn of_shell(commands: &str) -> Daemon {
+        let folder = TemporaryFolder::new().expect("a temporary folder");
+        let words = File::create(folder.path().join("words")).expect("it is new");
+        let mut shell = std::process::Command::new("sh");
+        let child = shell.args(["-c", commands]).stdin(Stdio::null()).stderr(words).spawn().expect("a shell");
+        Daemon { child, folder }
+    }
+
+    /// A daemon that has ended.
+    pub(super) fn ended(last_words: &str) -> Daemon {
+        let mut daemon = Daemon::of_shell(&format!("echo first >&2; echo '{last_words}' >&2; exit 3"));
+        daemon.child.wait().expect("it ends");
+        daemon
     }
 }
 
@@ -262,6 +311,16 @@ mod tests {
 
     fn measured(metrics: &[(Metric, f64)]) -> Measured {
         Measured { metrics: metrics.iter().copied().collect(), ..Measured::default() }
+    }
+
+    #[test]
+    fn a_daemon_that_ended_before_its_guests_fails_their_run_in_its_last_words() {
+        let interrupts = Interrupts::install().expect("handlers");
+        let run = |daemon| run_beside(daemon, &[], Duration::from_secs(1), &interrupts);
+        let why = run(Some(Daemon::ended("out of memory"))).expect_err("it has ended").to_string();
+        assert!(why.contains("wideleafd ended before its guests, with exit status: 3: out of memory"), "{why}");
+        assert!(run(Some(Daemon::of_shell("exec sleep 600"))).is_ok(), "it runs");
+        assert!(run(None).is_ok(), "each guest has its own budget");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -134,13 +134,23 @@ impl Run {
     /// The report of a run that has ended with this code.
     fn report(&mut self, wanted: i32) -> Result<RunReport, Failure> {
         let status = self.child.wait().map_err(|error| Failure::Host(format!("cannot wait for a run: {error}")))?;
-        let cannot = |why: &dyn std::fmt::Display| Failure::GuestFailed(format!("cannot use a run: {why}"));
+        let cannot = |why: &dyn std::fmt::Display| Failure::Host(format!("cannot use a run: {why}"));
         if status.code() != Some(wanted) {
             let words = fs::read_to_string(self.place.path().join("words")).unwrap_or_default();
-            return Err(cannot(&format_args!("it ended with {status}: {}", program::reason(&words))));
+            return Err(ended(status, program::reason(&words)));
         }
         let text = fs::read_to_string(self.place.path().join("run.json")).map_err(|error| cannot(&error))?;
         serde_json::from_str(&text).map_err(|error| cannot(&error))
+    }
+}
+
+/// Failure of a run that ended otherwise than it should.
+fn ended(status: ExitStatus, reason: &str) -> Failure {
+    let why = format!("cannot use a run: it ended with {status}: {reason}");
+    match status.code() {
+        // The guest failed, or crashed.
+        Some(code @ (1 | 5)) => Failure::from_exit_code(code, why),
+        _ => Failure::Host(why),
     }
 }
 
@@ -159,7 +169,7 @@ pub(super) fn save(work: &RestoredGuest, interrupts: &Interrupts) -> Result<Snap
         thread::sleep(PACE);
     }
     if !run.goes_on()? {
-        return run.report(0).and(Err(Failure::GuestFailed("the guest ended before it was saved".into())));
+        return run.report(0).and(Err(Failure::Host("the guest ended before it was saved".into())));
     }
     let folder = place.path().join("saved");
     let how = SnapshotArgs { folder: folder.clone(), base: None, pause: PAUSE_MAX, stop: true };
@@ -185,7 +195,7 @@ fn check_phase(work: &RestoredGuest, report: &RunReport) -> Result<(), Failure> 
         return Ok(());
     }
     let (after, was) = (work.saved_after_ms, phase.map_or("none", |phase| phase.name.as_str()));
-    Err(Failure::GuestFailed(format!(
+    Err(Failure::Host(format!(
         "the guest was not at work in phase {} when it was saved after {after} ms, but in {was}; run it on a machine \
          with less other work",
         work.phase
@@ -263,6 +273,8 @@ fn watched(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use super::*;
     use wideleaf_experiments::peers::Guest;
     use wideleaf_experiments::restoring::{Cache, Way};
@@ -315,6 +327,12 @@ mod tests {
         assert!(early.contains("after 10 ms, but in fill"), "{early}");
         let none = hot_set(&work(), &report("hot0", &["hot_range"])).expect_err("one is missing").to_string();
         assert!(none.contains("hot_range, constant"), "{none}");
+    }
+
+    #[test]
+    fn a_run_that_ended_otherwise_is_a_failure_of_its_guest_or_of_the_host() {
+        let code = |status: i32| ended(ExitStatus::from_raw(status), "why").exit_code();
+        assert_eq!([1 << 8, 5 << 8, 4 << 8, 9].map(code), [1, 5, 4, 4], "9 is a signal");
     }
 
     #[test]

@@ -1,0 +1,101 @@
+//! The scripts of `benches` that keep results, in a folder of their own: none of them touches the repository.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Output;
+
+use crate::experiment_reports::{file, results};
+use crate::program::new_scratch;
+use wideleaf_experiments::results::Results;
+use wideleaf_testing::scratch::Scratch;
+
+/// Runs a copy of a script with this wideleaf-lab.
+fn script(scratch: &Scratch, name: &str, arguments: &[&str], lab: &Path) -> Output {
+    ["benches/results", "benches/data", "target"].iter().for_each(|f| fs::create_dir_all(scratch.path(f)).unwrap());
+    let copy = scratch.path("benches").join(name);
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name), &copy).unwrap();
+    let mut command = assert_cmd::Command::new(copy);
+    command.args(arguments).current_dir(scratch.path(".")).env("WIDELEAF_LAB", lab).output().unwrap()
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_page_is_kept_only_of_complete_results_of_a_revision() {
+    let scratch = new_scratch();
+    let complete = results("by-hand", 1.5);
+    let keep = |name: &str, change: &dyn Fn(&mut Results)| {
+        let mut changed = complete.clone();
+        changed.environment.wideleaf = "0.9.0 (0123456789ab)".into();
+        change(&mut changed);
+        file(&scratch, name, &changed);
+        let output = script(&scratch, "keep-result", &[name], &scratch.program());
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let refused = [
+        keep("part.json", &|results| results.is_complete = false),
+        keep("dirty.json", &|results| results.environment.wideleaf.insert_str(19, "-dirty")),
+    ];
+    let words = ["is not complete; go on with wideleaf-lab experiment run by-hand --resume", "in no revision; commit"];
+    for ((code, said), words) in refused.iter().zip(words) {
+        assert_eq!(*code, Some(1), "{said}");
+        assert!(said.starts_with("keep-result: cannot keep a result: ") && said.contains(words), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    assert_eq!(names_in(&scratch.path("benches/results")), [""; 0]);
+    assert_eq!(keep("good.json", &|_| ()), (Some(0), String::new()));
+    assert_eq!(names_in(&scratch.path("benches/results")), ["by-hand-2026-01-01.md", "by-hand-2026-01-01.svg"]);
+}
+
+/// A wideleaf-lab that makes grids for the build `new`, and says what it does: `resume` or `output`.
+const MAKES_GRIDS: &str = r#"#!/bin/sh
+say() { echo "$1" >>said; }
+put() { printf '{"environment":{"wideleaf":"%s"},"is_complete":true,"runs":[]}' "$1" >"$2"; }
+case $2,$4 in
+run,--resume)
+    say resume
+    grep -q '"wideleaf":"new' "$5" || exit 2
+    ;;
+run,--output)
+    say output
+    [ ! -e "$5" ] || exit 7
+    put new "$5"
+    ;;
+report,*)
+    # report FILE --format markdown --output PAGE --svg FOLDER
+    echo page >"$7" && mkdir "$9" && echo picture >"$9/01-grid.svg"
+    ;;
+esac
+"#;
+
+#[test]
+fn a_grid_of_another_or_of_a_changed_build_begins_anew() {
+    let scratch = new_scratch();
+    let lab = scratch.file("lab", MAKES_GRIDS.as_bytes());
+    fs::set_permissions(&lab, fs::Permissions::from_mode(0o755)).unwrap();
+    let grid = scratch.path("target/grid.json");
+    let stored = |build: &str| format!(r#"{{"environment":{{"wideleaf":"{build}"}},"is_complete":true,"runs":[]}}"#);
+    let cases = [
+        (None, "output\n", "new"),
+        (Some("new"), "resume\n", "new"),
+        (Some("old"), "resume\noutput\n", "new"),
+        (Some("new-dirty"), "output\n", "new"),
+    ];
+    for (before, said, after) in cases {
+        scratch.file("said", b"");
+        if let Some(before) = before {
+            fs::write(&grid, stored(before)).unwrap();
+        }
+        let output = script(&scratch, "grid", &[], Path::new(&lab));
+        assert!(output.status.success(), "{before:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(fs::read_to_string(scratch.path("said")).unwrap(), said, "{before:?}");
+        assert_eq!(fs::read_to_string(&grid).unwrap(), stored(after), "{before:?}");
+    }
+    assert_eq!(names_in(&scratch.path("benches/data")), ["grid.csv"]);
+}
