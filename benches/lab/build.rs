@@ -5,7 +5,7 @@ use std::process::Command;
 fn main() {
     println!("cargo::rustc-env=WIDELEAF_REVISION={}", git(&["describe", "--always", "--dirty", "--abbrev=12"]));
     // `--dirty` depends on the sources of all crates that are built in.
-    for folder in ["benches", "cli", "guests", "measure", "memory", "operator", "policies", "vmm"] {
+    for folder in ["benches", "cli", "guests", "measure", "memory", "operator", "policies", "run", "snapshot", "vmm"] {
         println!("cargo::rerun-if-changed=../../{folder}");
     }
     for file in ["HEAD", "logs/HEAD", "index"] {

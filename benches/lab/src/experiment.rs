@@ -120,7 +120,7 @@ pub struct RunExperimentArgs {
     pub html: Option<PathBuf>,
 
     /// Show the runs and their estimated time, and exit
-    #[arg(long)]
+    #[arg(long, conflicts_with = "resume")]
     pub dry_run: bool,
 
     /// Also make each run with this other wideleaf, in turn: B (benches/two-revisions)
