@@ -69,7 +69,7 @@ fn to_be_run(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> String {
     scratch.file("small.json", serde_json::to_string(&results).unwrap().as_bytes())
 }
 
-/// Runs the jobs and returns the outcome of each. No guest fails.
+/// Runs the jobs and returns the outcome of each, in the order given. No guest fails.
 fn outcomes(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> Vec<Run> {
     outcomes_and_exit_code(scratch, jobs, 0)
 }
@@ -77,9 +77,12 @@ fn outcomes(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> Vec<Run> {
 fn outcomes_and_exit_code(scratch: &Scratch, jobs: Vec<(&str, Job)>, code: i32) -> Vec<Run> {
     let file = to_be_run(scratch, jobs);
     scratch.wideleaf(&["experiment", "run", "policies", "--resume", &file]).assert().code(code);
-    let results: Results = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let mut results: Results = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(scratch.names(), ["small.json"], "nothing else is left");
     assert!(results.is_complete);
+    // Arms run in another order than they were given.
+    let place = |arm: &str| results.experiment.arms.iter().position(|of| of.name == arm);
+    results.runs.sort_by_key(|run| place(&run.arm));
     results.runs
 }
 
