@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, pursuit_policy};
+use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, may_promote, pursuit_policy};
 use wideleaf_control::view::Guarantee;
 use wideleaf_memory::manager::Live;
 use wideleaf_memory::{BackingConfig, BackingKind};
@@ -207,7 +207,7 @@ impl Keeper {
     /// Whether the policy promotes all it can: that of the pursuit, or the run's own.
     fn is_at_work(&self) -> bool {
         let shown = self.policy.shown();
-        self.replaced.is_some() || (pursuit_policy(&shown) == shown && !["off", "never"].contains(&&*shown))
+        self.replaced.is_some() || (pursuit_policy(&shown) == shown && may_promote(&shown))
     }
 
     /// Sets the policy of the pursuit, or the run's own again. A policy that a client has set since stays.

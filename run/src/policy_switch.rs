@@ -41,11 +41,6 @@ impl PolicySwitch {
         self.set.lock().is_off
     }
 
-    /// The policy as it is set, or as it was before it was switched off.
-    pub fn chosen(&self) -> PolicyChoice {
-        self.set.lock().policy.clone()
-    }
-
     /// The policy with which a saved VM continues: its own one while a guarantee is pursued, and `never` while it is
     /// off.
     pub fn lasting(&self) -> PolicyChoice {
@@ -62,27 +57,7 @@ impl PolicySwitch {
     /// # Errors
     /// One line: the policy that stays, and why.
     pub fn set(&self, session: &Session, wanted: &str) -> Result<(), String> {
-        let _turn = self.turn.lock();
-        self.set_in_turn(session, wanted)
-    }
-
-    /// As [`PolicySwitch::set`], for as long as a guarantee is pursued; `own` is the policy afterwards.
-    ///
-    /// # Errors
-    /// As for [`PolicySwitch::set`].
-    pub fn set_in_pursuit(&self, session: &Session, wanted: &str, own: &str) -> Result<(), String> {
-        let _turn = self.turn.lock();
-        self.pursue_in_turn(session, wanted, own)
-    }
-
-    /// As [`PolicySwitch::set_in_pursuit`], if the policy is `own`. Returns whether it was.
-    ///
-    /// # Errors
-    /// As for [`PolicySwitch::set`].
-    pub fn pursue(&self, session: &Session, own: &str, wanted: &str) -> Result<bool, String> {
-        let _turn = self.turn.lock();
-        let is_there = self.shown() == own;
-        if is_there { self.pursue_in_turn(session, wanted, own).map(|()| true) } else { Ok(false) }
+        self.change(session, None, wanted, None).map(drop)
     }
 
     /// As [`PolicySwitch::set`], if the policy is `from`. Returns whether it was.
@@ -90,15 +65,33 @@ impl PolicySwitch {
     /// # Errors
     /// As for [`PolicySwitch::set`].
     pub fn exchange(&self, session: &Session, from: &str, wanted: &str) -> Result<bool, String> {
-        let _turn = self.turn.lock();
-        let is_there = self.shown() == from;
-        if is_there { self.set_in_turn(session, wanted).map(|()| true) } else { Ok(false) }
+        self.change(session, Some(from), wanted, None)
     }
 
-    fn pursue_in_turn(&self, session: &Session, wanted: &str, own: &str) -> Result<(), String> {
+    /// As [`PolicySwitch::set`], for as long as a guarantee is pursued; `own` is the policy afterwards.
+    ///
+    /// # Errors
+    /// As for [`PolicySwitch::set`].
+    pub fn set_in_pursuit(&self, session: &Session, wanted: &str, own: &str) -> Result<(), String> {
+        self.change(session, None, wanted, Some(own)).map(drop)
+    }
+
+    /// As [`PolicySwitch::set_in_pursuit`], if the policy is `own`. Returns whether it was.
+    ///
+    /// # Errors
+    /// As for [`PolicySwitch::set`].
+    pub fn pursue(&self, session: &Session, own: &str, wanted: &str) -> Result<bool, String> {
+        self.change(session, Some(own), wanted, Some(own))
+    }
+
+    fn change(&self, session: &Session, from: Option<&str>, wanted: &str, own: Option<&str>) -> Result<bool, String> {
+        let _turn = self.turn.lock();
+        if from.is_some_and(|from| self.shown() != from) {
+            return Ok(false);
+        }
         self.set_in_turn(session, wanted)?;
-        self.set.lock().own = PolicyChoice::parse(own).ok();
-        Ok(())
+        self.set.lock().own = own.and_then(|own| PolicyChoice::parse(own).ok());
+        Ok(true)
     }
 
     fn set_in_turn(&self, session: &Session, wanted: &str) -> Result<(), String> {
@@ -127,7 +120,8 @@ impl PolicySwitch {
     /// Calls `work` with the policy as it is set, without its history, while no other caller sets one.
     pub fn afresh<T>(&self, work: impl FnOnce(Box<dyn Policy>) -> T) -> T {
         let _turn = self.turn.lock();
-        work(self.chosen().make_for(&self.walk))
+        let policy = self.set.lock().policy.clone();
+        work(policy.make_for(&self.walk))
     }
 }
 

@@ -16,6 +16,10 @@ use wideleaf_testing::scratch::{Running, Scratch};
 struct Told(BufReader<UnixStream>);
 
 impl Told {
+    fn accept(listener: &UnixListener) -> Told {
+        Told(BufReader::new(listener.accept().unwrap().0))
+    }
+
     /// The next request; `None` once the run has ended.
     fn next(&mut self) -> Option<Request> {
         let mut line = String::new();
@@ -66,7 +70,7 @@ fn a_run_registers_obeys_and_closes_its_connection_at_its_end() {
     }
     let scratch = new_scratch();
     let (run, listener) = endless_run(&scratch, &["--policy=greedy"]);
-    let mut told = Told(BufReader::new(listener.accept().unwrap().0));
+    let mut told = Told::accept(&listener);
     let Some(Request::Register { vm, .. }) = told.next() else { panic!("it registers first") };
     assert_eq!(
         (vm.pid, vm.vmm, &vm.care, vm.policy.as_deref()),
@@ -94,7 +98,7 @@ fn a_run_reports_its_windows_where_the_daemon_asks_and_always_why_they_are_not_l
     }
     let scratch = new_scratch();
     let (_run, listener) = endless_run(&scratch, &["--policy=never"]);
-    let mut told = Told(BufReader::new(listener.accept().unwrap().0));
+    let mut told = Told::accept(&listener);
     assert!(matches!(told.next(), Some(Request::Register { live, .. }) if live.windows.is_none()));
     told.answer_and_ask(None, true);
     let mut reported = |wants_windows| {
@@ -125,14 +129,14 @@ fn a_run_returns_to_its_own_policy_when_the_daemon_that_pursues_its_guarantee_is
     }
     let scratch = new_scratch();
     let (_run, listener) = endless_run(&scratch, &["--policy=auto"]);
-    let mut told = Told(BufReader::new(listener.accept().unwrap().0));
+    let mut told = Told::accept(&listener);
     assert!(matches!(told.next(), Some(Request::Register { .. })));
     let pursuit = Limits { policy: Some("greedy".into()), own_policy: Some("auto".into()), ..Limits::default() };
     told.answer_with(pursuit.clone());
     let Some(Request::Status { vm, .. }) = told.next() else { panic!("a run that lives tells how it is") };
     assert_eq!(vm.policy.as_deref(), Some("greedy"));
     drop(told);
-    let mut next = Told(BufReader::new(listener.accept().unwrap().0));
+    let mut next = Told::accept(&listener);
     let Some(Request::Register { vm, .. }) = next.next() else { panic!("it registers first") };
     assert_eq!(vm.policy.as_deref(), Some("auto"));
     next.answer_with(pursuit);
@@ -147,7 +151,7 @@ fn a_run_registers_again_after_its_daemon_is_gone() {
     let scratch = new_scratch();
     let (_run, listener) = endless_run(&scratch, &[]);
     for _ in 0..2 {
-        let mut told = Told(BufReader::new(listener.accept().unwrap().0));
+        let mut told = Told::accept(&listener);
         assert!(matches!(told.next(), Some(Request::Register { .. })));
         told.answer(None);
     }

@@ -27,6 +27,11 @@ pub fn pursuit_policy(own: &str) -> &str {
     if WEIGHING.contains(&policy_name(own)) { PURSUIT_POLICY } else { own }
 }
 
+/// Whether a VM under this policy gets large pages at all. One that gets none leaves no guarantee to pursue.
+pub fn may_promote(policy: &str) -> bool {
+    !matches!(policy_name(policy), "off" | "never")
+}
+
 /// Time that a VM has been below its guarantee.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuaranteeWatch {

@@ -19,6 +19,9 @@ pub const LINE_BYTES_MAX: usize = 8 << 20;
 /// Longest time for which a client may have a guest left alone, in seconds: an hour, more than a migration takes.
 pub const LEFT_ALONE_S_MAX: u64 = 3600;
 
+/// Words in each refusal that holds for a moment alone: the same request may well succeed a moment later.
+pub const ASK_AGAIN: &str = "ask again in a moment";
+
 /// One line from a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Envelope<R = Request> {

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use wideleaf_control::protocol::Settings;
+use wideleaf_control::protocol::{ASK_AGAIN, Settings};
 use wideleaf_control::view::VmView;
 use wideleaf_memory::deadline::{self, Questions};
 use wideleaf_policies::Bytes;
@@ -311,7 +311,7 @@ impl Engine {
         let state = self.state();
         match &*saved {
             Saved::NotYetRead => return Err("the state of an earlier wideleafd is not read yet: try again".into()),
-            Saved::Final => return Err("wideleafd is ending: ask again in a moment".into()),
+            Saved::Final => return Err(format!("wideleafd is ending: {ASK_AGAIN}")),
             Saved::As(there) if *there == state => return Ok(()),
             Saved::Old | Saved::As(_) => {}
         }

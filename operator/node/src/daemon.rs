@@ -8,14 +8,10 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use wideleaf_control::client::{self, ClientError, one_line};
-use wideleaf_control::protocol::{Answer, Envelope, LINE_BYTES_MAX, Reply, Request, Settings, Target};
+use wideleaf_control::protocol::{ASK_AGAIN, Answer, Envelope, LINE_BYTES_MAX, Reply, Request, Settings, Target};
 use wideleaf_control::view::{DaemonView, Explanation, VmView};
 
-/// Words in a refusal of wideleafd that holds for a moment alone: a guest that is being attached, a search under way, a
-/// daemon that begins or ends. The texts are in `operator/daemon/src/engine.rs` and below `engine/`.
-pub(crate) const ASK_AGAIN: &str = "ask again in a moment";
-
-/// Whether the same request may well succeed a moment later.
+/// Whether it refuses for a moment alone: a guest is being attached, a search is under way, it begins or ends.
 pub(crate) fn is_for_now(error: &ClientError) -> bool {
     matches!(error, ClientError::Refused(why) if why.contains(ASK_AGAIN))
 }

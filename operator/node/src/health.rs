@@ -3,9 +3,9 @@
 //! `/healthz` is 200 while rounds go on, also without wideleafd or the API server: a restart of the agent would not
 //! help either. Its text says what is missing.
 //!
-//! No client can keep a probe out: at most 8 connections are open, and a newcomer replaces the one
-//! that has been silent for longest. To let the newcomer wait instead would have the kubelet kill the agent for the
-//! sake of a few idle connections.
+//! No client can keep a probe out: few connections are open at a time, and a newcomer replaces the one that has been
+//! silent for longest. To let the newcomer wait instead would have the kubelet kill the agent for the sake of a few idle
+//! connections.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -65,9 +65,9 @@ impl Session {
     }
 
     /// Begins with what the guest had said when it was saved; before the guest runs.
-    pub fn begin_with(&self, saved: SavedSession) {
+    pub fn begin_with(&self, mut saved: SavedSession) {
         let mut log = self.log();
-        let regions = saved.regions.clone();
+        let regions = std::mem::take(&mut saved.regions);
         *log = saved.into_log();
         for (name, start, bytes) in regions {
             if let Some(range) = GpaRange::new(Gpa::new(start), Bytes::new(bytes)) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 
 use parking_lot::Mutex;
-use wideleaf_control::protocol::Settings;
+use wideleaf_control::protocol::{ASK_AGAIN, Settings};
 use wideleaf_control::view::{Vmm, WorkView};
 use wideleaf_memory::panicked::caught;
 
@@ -128,7 +128,7 @@ impl Engine {
             }
             let wanted = table.wanted(found, &said)?;
             if !table.being_attached.insert(found.process) {
-                return Err("the guest is being attached already; ask again in a moment".into());
+                return Err(format!("the guest is being attached already; {ASK_AGAIN}"));
             }
             wanted
         };
@@ -169,7 +169,7 @@ impl Engine {
             let (Some(key), Some(earlier)) = (vm.settled_otherwise(said), vm.remembered()) else { return Ok(false) };
             let wanted = table.wanted(&vm.found, said)?;
             if !table.being_attached.insert(found.process) {
-                return Err("the guest is being attached already; ask again in a moment".into());
+                return Err(format!("the guest is being attached already; {ASK_AGAIN}"));
             }
             // If this daemon is killed now, the next one takes the guest up.
             table.pending.push(earlier.clone());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use wideleaf_control::protocol::{Answer, Limits, LiveReport, Reply, Request, Settings, Target};
+use wideleaf_control::protocol::{ASK_AGAIN, Answer, Limits, LiveReport, Reply, Request, Settings, Target};
 use wideleaf_control::view::{self, DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
 use super::offer::Offer;
@@ -18,7 +18,7 @@ use crate::usage;
 const NAMES_MAX: usize = 20;
 
 /// Reason shown for a guest that an earlier daemon managed.
-const IS_STARTING: &str = "wideleafd is about to take it up again: ask again in a moment";
+const IS_STARTING: &str = "wideleafd is about to take it up again";
 
 /// Whether the answer needs to know the running guests and the managed ones among them.
 fn is_about_guests(request: &Request) -> bool {
@@ -186,7 +186,8 @@ impl Engine {
         let table = self.table();
         let Some(pending) = table.remembered(found.process) else { return };
         let wanted = table.wanted(found, &pending.said).ok();
-        let why = found.no_answer.as_ref().map_or_else(|| IS_STARTING.to_owned(), |why| format!("it {why}"));
+        let is_starting = || format!("{IS_STARTING}: {ASK_AGAIN}");
+        let why = found.no_answer.as_ref().map_or_else(is_starting, |why| format!("it {why}"));
         view.care = view::Care::LeftAlone { reason: why };
         view.policy = wanted.map(|wanted| wanted.policy.to_string());
         (view.name, view.work) = (pending.name, Some(pending.work));
@@ -264,7 +265,7 @@ impl Engine {
         match self.meant(name)? {
             Meant::Managed(process) => Ok(process),
             Meant::Other(Found { name, process, .. }) if self.table().remembered(process).is_some() => {
-                Err(format!("{name} is not managed yet: {IS_STARTING}"))
+                Err(format!("{name} is not managed yet: {IS_STARTING}: {ASK_AGAIN}"))
             }
             Meant::Other(found) => {
                 let Found { name, process, .. } = found;

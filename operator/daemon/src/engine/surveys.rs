@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wideleaf_control::client::QUESTION_TIMEOUT;
+use wideleaf_control::protocol::ASK_AGAIN;
 use wideleaf_control::view::{Care, Guarantee, SavedView, VmView};
 use wideleaf_memory::deadline::Questions;
 use wideleaf_memory::panicked::caught;
@@ -102,9 +103,7 @@ impl Surveys {
         let within = if self.seen().found.is_none() { FIRST_FIND_WITHIN } else { FIND_WITHIN };
         let mut seen = self.seen();
         self.changed.wait_while_for(&mut seen, |seen| seen.is_finding, within);
-        seen.found
-            .clone()
-            .unwrap_or_else(|| Err("the search for guests is still under way: ask again in a moment".into()))
+        seen.found.clone().unwrap_or_else(|| Err(format!("the search for guests is still under way: {ASK_AGAIN}")))
     }
 
     /// Stores the result of the daemon's own scan, for requests that come while another takes long.
@@ -134,7 +133,7 @@ impl Surveys {
         let silence = || self.questions.silence_of(found.key()).map(|no_answer| no_answer.to_string());
         let note = match (found.no_answer.clone().or_else(silence), seen.views.get(&found.process)) {
             (None, Some(view)) => return view.clone(),
-            (None, None) => "its survey is still under way: ask again in a moment".to_owned(),
+            (None, None) => format!("its survey is still under way: {ASK_AGAIN}"),
             (Some(why), _) => format!("it {why}"),
         };
         let mut view = seen.views.get(&found.process).cloned().flatten().unwrap_or_else(|| by_name(found));

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, pursuit_policy};
+use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, may_promote, pursuit_policy};
 use wideleaf_control::protocol::{Limits, PriceOfHugePage, SettingName, Settings};
-use wideleaf_control::view::{BackingView, Care, VmView, WorkView, policy_name};
+use wideleaf_control::view::{BackingView, Care, VmView, WorkView};
 use wideleaf_policies::market::Allowances;
 use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice};
 
@@ -199,8 +199,7 @@ impl Vm {
 
     /// Whether its guarantee is pursued. A policy that promotes nothing leaves none to pursue.
     pub(super) fn is_pursued(&self) -> bool {
-        let promotes = |own: String| !matches!(policy_name(&own), "off" | "never");
-        self.watch.is_pursued() && self.own_policy().is_some_and(promotes)
+        self.watch.is_pursued() && self.own_policy().is_some_and(|own| may_promote(&own))
     }
 
     /// Policy that it should have now: that of the pursuit, while its guarantee is pursued.
