@@ -4,8 +4,8 @@
 //! help either. Its text says what is missing.
 //!
 //! No client can keep a probe out: few connections are open at a time, and a newcomer replaces the one that has been
-//! silent for longest. To let the newcomer wait instead would have the kubelet kill the agent for the sake of a few idle
-//! connections.
+//! silent for longest. To let the newcomer wait instead would have the kubelet kill the agent for the sake of a few
+//! idle connections.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
