@@ -240,7 +240,7 @@ fn figures_of_speed(log2_words: u32, [attached, control]: [&[Run]; 2], promotion
         .table(rows)
         .table(table_of_promotions(promotions))
         .note(format!("medians of {rounds} rounds, {}; all guests verified their table", spread_in_words(rounds)))
-        .note(format!("late: not 99 % on huge pages within {limit_s} s; the median of the times is without those"))
+        .note(format!("late: not 99 % on huge pages within {limit_s} s; later than all others in the median"))
         .bars([gain(attached).bar("speed after : before", 3, "", Limit::AtLeast(SPEED_UP_MIN))])
         .bars(bars_of_gaps([attached, control], promotions))
 }
@@ -316,7 +316,7 @@ fn figures_of_khugepaged(hot: Bytes, runs: &[Vec<Taken>; PROMOTERS.len()]) -> Fi
     let limit_s = KHUGEPAGED_LIMIT.as_secs();
     Figures::of(format!("khugepaged: {hot} of hot memory in a guest that checks and rewrites it"))
         .table(rows)
-        .note("medians of the runs that were not late; reached: minimum of all runs")
+        .note("a late run counts as later than all others, and has no CPU time; reached: minimum of all runs")
         .note(format!("late: not 99 % on huge pages within {limit_s} s; less than 5 % when the clock started"))
         .bars(ours.speed_bar("attached : khugepaged at its defaults, speed", &times[DEFAULTS], TIMES_DEFAULTS_MIN))
         .bars(ours.speed_bar("attached : khugepaged at its fastest, speed", &times[FASTEST], OF_FASTEST_MIN))

@@ -241,7 +241,8 @@ fn figures(title: String, runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Fig
     Figures::of(title)
         .table(rows)
         .note(format!(
-            "medians of the runs that were not late; late: not done within {} s; reached: minimum of all runs",
+            "late: not done within {} s; such a run is later than all others and has no CPU time; reached: minimum of \
+             all runs",
             limit.as_secs()
         ))
         .note(format!(

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   run 1  ├──────────┤ event                a time
-//!   run 2  ├───────────────────────┤ limit   late: counted, and in no median
+//!   run 2  ├───────────────────────┤ limit   late: in the median, as later than all others
 //! ```
 
 use std::time::Duration;
 
+use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::figures::{Bar, Limit};
 use wideleaf_measure::statistics::{Spread, median};
 use wideleaf_measure::table::Cell;
@@ -16,8 +17,7 @@ use crate::shown::Shown;
 /// Times of the runs of one arm.
 #[derive(Clone, Debug)]
 pub struct Times {
-    seconds: Vec<f64>,
-    late: usize,
+    times: EventTimes,
     limit: Duration,
 }
 
@@ -29,54 +29,49 @@ impl Times {
 
     /// Times of runs; `None` is a run that ended at the limit.
     pub fn of(runs: impl IntoIterator<Item = Option<Duration>>, limit: Duration) -> Times {
-        let (mut seconds, mut late) = (Vec::new(), 0);
-        for took in runs {
-            match took {
-                Some(took) => seconds.push(took.as_secs_f64()),
-                None => late += 1,
-            }
-        }
-        Times { seconds, late, limit }
+        Times { times: runs.into_iter().map(|took| Some(took?.as_secs_f64())).collect(), limit }
     }
 
-    fn runs(&self) -> usize {
-        self.seconds.len() + self.late
-    }
-
-    /// Number of all runs, number of late ones, median and range of the times of the others.
+    /// Number of all runs, number of late ones, median of all, and range of those in time.
     pub fn cells(&self) -> [Cell; 4] {
-        let range = match Spread::of(&self.seconds) {
+        let range = match Spread::of(self.times.reached()) {
             Some(Spread { lowest, highest, .. }) => Cell::range(lowest, highest, 3, "s"),
-            None => self.missing(),
+            None => self.missing("no run"),
         };
-        let [runs, late] = [self.runs(), self.late].map(|count| Cell::count(count as u64));
-        [runs, late, self.median_of(&self.seconds, 3, "s"), range]
+        let middle = match self.times.middle() {
+            Some(middle) => Cell::number(middle, 3, "s"),
+            None if self.times.reached().is_empty() => self.missing("no run"),
+            None => self.missing("too few runs"),
+        };
+        let [runs, late] = [self.times.rounds(), self.times.missed()].map(|count| Cell::count(count as u64));
+        [runs, late, middle, range]
     }
 
-    /// Median of another figure of the runs that are not late, or the reason why there is none.
+    /// Median of another figure, which late runs do not have, or the reason why there is none.
     pub fn median_of(&self, figures: &[f64], decimals: usize, unit: &str) -> Cell {
-        if figures.is_empty() { self.missing() } else { Cell::number(median(figures.to_vec()), decimals, unit) }
+        if figures.is_empty() { self.missing("no run") } else { Cell::number(median(figures.to_vec()), decimals, unit) }
     }
 
-    fn missing(&self) -> Cell {
-        Cell::missing(format!("no run was done within {} s", self.limit.as_secs()))
+    fn missing(&self, what: &str) -> Cell {
+        Cell::missing(format!("{what} done within {} s", self.limit.as_secs()))
     }
 
     /// Target for the speed in comparison with other runs; `None` if one side has no run. A late run among `theirs`
     /// counts with the limit, so that the ratio is a lower bound. A late run of ours misses the target.
     pub fn speed_bar(&self, what: &str, theirs: &Times, least: f64) -> Option<Bar> {
         let least = Limit::AtLeast(least);
-        if self.runs() == 0 || theirs.runs() == 0 {
+        let (ours, theirs_late) = (&self.times, theirs.times.missed());
+        if ours.rounds() == 0 || theirs.times.rounds() == 0 {
             return None;
         }
-        if self.late > 0 {
-            let what = format!("{what}: {} of {} runs were late", self.late, self.runs());
+        if ours.missed() > 0 {
+            let what = format!("{what}: {} of {} runs were late", ours.missed(), ours.rounds());
             return Some(Bar::new(what, Cell::missing("a late run has no time"), least));
         }
-        let bound = if theirs.late > 0 { " (lower bound)" } else { "" };
-        let limit = std::iter::repeat_n(theirs.limit.as_secs_f64(), theirs.late);
-        let theirs: Vec<f64> = theirs.seconds.iter().copied().chain(limit).collect();
-        Some(Shown::unpaired_ratio(&theirs, &self.seconds).bar(&format!("{what}{bound}"), 2, "times", least))
+        let bound = if theirs_late > 0 { " (lower bound)" } else { "" };
+        let limit = std::iter::repeat_n(theirs.limit.as_secs_f64(), theirs_late);
+        let theirs: Vec<f64> = theirs.times.reached().iter().copied().chain(limit).collect();
+        Some(Shown::unpaired_ratio(&theirs, ours.reached()).bar(&format!("{what}{bound}"), 2, "times", least))
     }
 }
 
@@ -92,10 +87,13 @@ mod tests {
     }
 
     #[test]
-    fn a_late_run_is_counted_and_in_no_median() {
-        let cells = times([1, 2, 3], 4).cells().map(|cell| cell.to_string());
-        assert_eq!(cells, ["7", "4", "2.000 s", "1.000 - 3.000 s"]);
-        let missing = Cell::missing("no run was done within 100 s");
+    fn a_late_run_is_later_than_all_others_in_the_median() {
+        let cells = times([1, 2, 3], 2).cells().map(|cell| cell.to_string());
+        assert_eq!(cells, ["5", "2", "3.000 s", "1.000 - 3.000 s"]);
+        let cells = times([1, 2, 3], 4).cells();
+        assert_eq!(cells[2], Cell::missing("too few runs done within 100 s"));
+        assert_eq!(cells[3].to_string(), "1.000 - 3.000 s");
+        let missing = Cell::missing("no run done within 100 s");
         assert_eq!(times([], 2).cells()[2..], [missing.clone(), missing]);
     }
 

@@ -11,6 +11,7 @@
 //! report has their number, and so has the last line on standard error when it is read again. At the end, the wait
 //! is limited by [`end`].
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{Debug, Display};
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -26,6 +27,7 @@ use parking_lot::Mutex;
 
 use wideleaf_run::queued::{PIECE, QueuedWriter};
 use wideleaf_run::text::clean;
+use wideleaf_vmm::sandbox::is_entered;
 
 /// Most bytes of the guest that may wait: the boot of a Linux guest with its services, while a person reads the
 /// first page.
@@ -54,12 +56,16 @@ pub(crate) fn queue() {
     let _ = std::panic::take_hook();
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
-        let trace = std::backtrace::Backtrace::capture();
         let name = thread.name().unwrap_or("without a name");
-        let trace =
-            if trace.status() == std::backtrace::BacktraceStatus::Captured { trace.to_string() } else { String::new() };
+        let trace = if is_entered() { String::new() } else { backtrace() };
         say(format_args!("thread {name} {panic}\n{trace}"));
     }));
+}
+
+/// The calls that led here, if `RUST_BACKTRACE` asks for them.
+fn backtrace() -> String {
+    let trace = Backtrace::capture();
+    if trace.status() == BacktraceStatus::Captured { trace.to_string() } else { String::new() }
 }
 
 /// Starts the thread that writes all waiting and future lines; it does `begin` first.

@@ -20,6 +20,7 @@
 //! lists the threats that each layer covers, and those that none covers.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub mod calls;
@@ -201,6 +202,7 @@ impl Sandbox {
         complete(self.config.must_be_complete, &missing)?;
         layers.extend(restricted);
         self.filters.enter_process()?;
+        ENTERED.store(true, Ordering::Relaxed);
         layers.push("system calls by kind of thread".into());
         Ok(Entered { kept, missing, layers })
     }
@@ -218,6 +220,14 @@ impl Sandbox {
 
 fn complete(must_be: bool, missing: &[String]) -> Result<(), SandboxError> {
     if must_be && !missing.is_empty() { Err(SandboxError::Incomplete(missing.join("; "))) } else { Ok(()) }
+}
+
+static ENTERED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process has entered its sandbox. A panic hook must then name no functions of a backtrace: the standard
+/// library opens the program's file for that, as the standard hook does with `RUST_BACKTRACE=1`.
+pub fn is_entered() -> bool {
+    ENTERED.load(Ordering::Relaxed)
 }
 
 /// Time in which a thread that has been joined must have left the process. Under load the kernel ends it late.

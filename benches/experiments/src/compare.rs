@@ -10,7 +10,7 @@
 
 use crate::definition::{Arm, Case, Experiment};
 use crate::metric::{Better, Metric};
-use crate::reached::Times;
+use crate::reached::to_coverage;
 use crate::report::common_sections::{machine_rows, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Report, Section};
 use crate::results::Results;
@@ -92,7 +92,7 @@ fn common<'a>(a: &'a Results, b: &'a Results) -> impl Iterator<Item = (&'a Case,
 
 /// Values of all rounds. A time that some rounds did not reach has none: the other rounds alone are the sooner ones.
 fn values(results: &Results, case: &Case, arm: &Arm, metric: Metric) -> Vec<f64> {
-    if metric == Metric::TimeToCoverageS && !Times::to_coverage(results, &case.name, &arm.name).is_complete() {
+    if metric == Metric::TimeToCoverageS && !to_coverage(results, &case.name, &arm.name).is_complete() {
         return vec![];
     }
     results.values(&case.name, &arm.name, metric).into_iter().map(|(_, value)| value).collect()

@@ -76,7 +76,7 @@ impl Holds {
     }
 
     /// Takes the guests out that need not be left alone any more: their migration is over.
-    fn over(&self, is_over: impl Fn(&str) -> Option<bool>, now: Instant) -> Vec<u32> {
+    fn over(&self, is_over: impl Fn(&str) -> Option<bool>, now: Instant) -> Vec<(String, Hold)> {
         let mut ended = Vec::new();
         self.all().retain(|uid, hold| {
             let state = is_over(uid);
@@ -85,11 +85,16 @@ impl Holds {
             // A VMI that is gone or has moved has no guest here.
             let is_ended = state != Some(false) && is_known;
             if is_ended {
-                ended.push(hold.pid);
+                ended.push((uid.clone(), *hold));
             }
             !is_ended
         });
         ended
+    }
+
+    /// Keeps a guest whose hold could not be ended, for the next round; a later hold of the same VMI stays.
+    fn keep(&self, uid: String, hold: Hold) {
+        self.all().entry(uid).or_insert(hold);
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Hold>> {
@@ -482,10 +487,13 @@ impl Rounds {
             let objects = self.store.objects();
             self.holds.over(|uid| objects.vmis.get(uid).and_then(|vmi| vmi.is_migration_over), now)
         };
-        for pid in over {
+        for (uid, hold) in over {
+            let pid = hold.pid;
             let end = Request::LeaveAlone { vm: pid.to_string(), for_s: 0 };
-            if let Err(error) = self.daemon.ask(end, CHANGE_WITHIN).await {
-                tracing::debug!("process {pid} is left alone until its time is over: {error}");
+            match self.daemon.ask(end, CHANGE_WITHIN).await {
+                Err(error) if is_for_now(&error) => self.holds.keep(uid, hold),
+                Err(error) => tracing::debug!("process {pid} is left alone until its time is over: {error}"),
+                Ok(_) => {}
             }
         }
     }

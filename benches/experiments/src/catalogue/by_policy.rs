@@ -11,7 +11,7 @@ use wideleaf_policies::policy::POLICIES;
 use crate::definition::{Arm, Case, Cell, HostFacts};
 use crate::metric::{Better, Metric};
 use crate::peers::{Guest, Peer};
-use crate::reached::{NOT_REACHED, Times};
+use crate::reached::{NOT_REACHED, in_words, to_coverage};
 use crate::report::common_sections::number;
 use crate::report::{Column, Grid};
 use crate::results::Results;
@@ -91,7 +91,7 @@ fn cell(policy: &str, guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Ce
 /// Median of a metric; `None` if no round has it. A round that did not reach a time counts as later than all others.
 pub(super) fn middle(results: &Results, case: &str, arm: &str, metric: Metric) -> Option<f64> {
     if metric == Metric::TimeToCoverageS {
-        return Times::to_coverage(results, case, arm).middle();
+        return to_coverage(results, case, arm).middle();
     }
     let values: Vec<f64> = results.values(case, arm, metric).into_iter().map(|(_, value)| value).collect();
     (!values.is_empty()).then(|| median(values))
@@ -113,8 +113,8 @@ pub(super) fn bloat_mib(results: &Results, case: &str, arm: &str) -> Option<f64>
 pub(super) fn middle_in_words(results: &Results, case: &str, arm: &str, metric: Metric) -> Option<String> {
     match metric {
         Metric::TimeToCoverageS => {
-            let times = Times::to_coverage(results, case, arm);
-            (times != Times::default()).then(|| times.in_words(NOT_REACHED))
+            let times = to_coverage(results, case, arm);
+            (times.rounds() > 0).then(|| in_words(&times, NOT_REACHED))
         }
         _ => middle(results, case, arm, metric).map(number),
     }

@@ -4,6 +4,7 @@ use super::standing::{bars, t99s, to_moved};
 use super::{ARMS, IN_QEMU, LEFT_OUT, MOVED, NEVER_SAVED};
 use crate::definition::{Arm, Case};
 use crate::metric::{Better, Metric};
+use crate::reached::{LEGEND, NOT_REACHED, in_words};
 use crate::report::common_sections::interval;
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::restoring::speeds::Speeds;
@@ -12,6 +13,7 @@ use crate::restoring::{
     READ_BYTES_PER_S, SAVE_ROUNDS, SAVE_S, STORED_MIB, WAIT_MAX_US, WAIT_P50_US, WAIT_P99_US,
 };
 use crate::results::{Measured, Results, Run};
+use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::statistics::{Comparison, Verdict, median_interval};
 
 /// All own sections.
@@ -24,7 +26,7 @@ pub(super) fn sections(results: &Results) -> Vec<Section> {
          half of the time; `>` is a lower bound, where a guest never came to it, or where its steady speed is below \
          half of that of the guest that was never saved: then it still waits for its pages. `first at 99 %` \
          does not look at what comes after: where it is far below T99, other programs of the machine slowed the guest \
-         down in between, or the restore did. Time lost is T99 without \
+         down in between, or the restore did; {LEGEND} Time lost is T99 without \
          the time that the work done until then takes at the steady speed. The guest's waits are those for the \
          restore's threads; a mapped file has none that it tells, and QEMU's guest does not run before all of it is \
          read. The hot set is looked at from outside every 50 ms. {}",
@@ -99,7 +101,7 @@ fn of_case(results: &Results, case: &Case) -> Grid {
         Some(vec![
             arm.name.clone(),
             t99_in_words(results, &case.name, &arm.name),
-            interval(&firsts(results, &case.name, &arm.name)),
+            firsts_in_words(&firsts(results, &case.name, &arm.name)),
             if is_reference(MOVED) { "1".into() } else { compared(&ratio, Better::Lower) },
             told(LOST_S),
             times(1e3, FIRST_PROGRESS_S),
@@ -128,14 +130,19 @@ fn t99_in_words(results: &Results, case: &str, arm: &str) -> String {
     format!("{bound}{}", interval(&times.iter().map(|(_, time, _)| *time).collect::<Vec<_>>()))
 }
 
-/// Time at which an arm was first at its steady speed, by round, whatever came after.
-fn firsts(results: &Results, case: &str, arm: &str) -> Vec<f64> {
+/// Times at which an arm was first at its steady speed, whatever came after.
+fn firsts(results: &Results, case: &str, arm: &str) -> EventTimes {
     let first = |run: &Run| {
         let Measured { series, told, .. } = run.measured()?;
         let intervals = series.iter().filter_map(|sample| Some((sample.at_s, sample.rate_per_s?))).collect();
-        Speeds::of_intervals(*told.get(FIRST_PROGRESS_S)?, intervals).first_s()
+        Some(Speeds::of_intervals(*told.get(FIRST_PROGRESS_S)?, intervals).first_s())
     };
     results.runs_of(case, arm).filter_map(first).collect()
+}
+
+/// With its interval if all rounds came to it.
+fn firsts_in_words(times: &EventTimes) -> String {
+    if times.is_complete() { interval(times.reached()) } else { in_words(times, NOT_REACHED) }
 }
 
 /// The snapshots of both programs, by case.

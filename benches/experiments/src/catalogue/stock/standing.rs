@@ -1,6 +1,7 @@
 //! wideleafd compared with THP in each case and quantity: the rows that it loses, its speed with a margin of 2 %, and
 //! the targets.
 
+use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::figures::{Bar, Limit};
 use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict, median};
 use wideleaf_measure::table::Cell;
@@ -8,7 +9,6 @@ use wideleaf_measure::table::Cell;
 use super::{SITUATIONS, THP, WIDELEAFD};
 use crate::disturbance::{FREE_HUGE_PAGES, LOOK_EVERY_MS, TO_NEARLY_ALL_S, WATCHED_S};
 use crate::metric::{Better, Metric};
-use crate::reached::Times;
 use crate::results::Results;
 
 /// Lowest speed that is allowed anywhere, as a ratio to THP.
@@ -97,7 +97,7 @@ fn times(results: &Results, case: &str, arm: &str) -> Vec<(u32, f64)> {
 }
 
 /// Times from the event to 99 %, of all rounds.
-pub(super) fn reached(results: &Results, case: &str, arm: &str) -> Times {
+pub(super) fn reached(results: &Results, case: &str, arm: &str) -> EventTimes {
     let came = results.told(case, arm, TO_NEARLY_ALL_S);
     let has_come = |(round, time): (u32, f64)| came.iter().any(|(of, _)| *of == round).then_some(time);
     times(results, case, arm).into_iter().map(has_come).collect()

@@ -5,7 +5,7 @@ use super::{LEFT_OUT, THP};
 use crate::definition::{Arm, Case};
 use crate::disturbance::{DAEMON_CPU_S, FREE_HUGE_PAGES, KHUGEPAGED_CPU_S};
 use crate::metric::{Better, Metric};
-use crate::reached::LEGEND;
+use crate::reached::{LEGEND, in_words};
 use crate::report::common_sections::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::Results;
@@ -101,7 +101,7 @@ fn values(by_round: Vec<(u32, f64)>) -> Vec<f64> {
 
 fn time_in_words(results: &Results, case: &str, arm: &str) -> String {
     let bound = time(results, case, arm).map_or_else(|| "-".into(), |time| format!("> {}", number(time)));
-    reached(results, case, arm).in_words(&bound)
+    in_words(&reached(results, case, arm), &bound)
 }
 
 /// Speed of each arm, as a ratio to THP.

@@ -2,10 +2,11 @@
 
 use crate::definition::{Arm, Case, Cell};
 use crate::metric::Metric;
-use crate::reached::{LEGEND, NOT_REACHED, Times};
+use crate::reached::{LEGEND, NOT_REACHED, in_words, to_coverage};
 use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section, simulated};
 use crate::results::{Evidence, Results};
+use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::statistics::median;
 
 /// Tables and their metrics. Metrics in none of them go to a table of their own.
@@ -124,7 +125,7 @@ pub(super) fn cells(results: &Results) -> impl Iterator<Item = (&Case, &Arm, &Ce
 fn median_of(results: &Results, case: &Case, arm: &Arm, metric: Metric) -> String {
     let values: Vec<f64> = results.values(&case.name, &arm.name, metric).into_iter().map(|(_, value)| value).collect();
     match metric {
-        Metric::TimeToCoverageS => times(results, case, arm).in_words(NOT_REACHED),
+        Metric::TimeToCoverageS => in_words(&times(results, case, arm), NOT_REACHED),
         _ if values.is_empty() => NONE.into(),
         Metric::Figure => format!("{} {}", interval(&values), case.unit),
         _ if metric.unit().is_empty() => count(median(values)),
@@ -132,8 +133,8 @@ fn median_of(results: &Results, case: &Case, arm: &Arm, metric: Metric) -> Strin
     }
 }
 
-fn times(results: &Results, case: &Case, arm: &Arm) -> Times {
-    Times::to_coverage(results, &case.name, &arm.name)
+fn times(results: &Results, case: &Case, arm: &Arm) -> EventTimes {
+    to_coverage(results, &case.name, &arm.name)
 }
 
 /// A count as a whole number, except the mean of two middle values.
