@@ -29,8 +29,8 @@ const CREDIT_MAX: Duration = Duration::from_millis(100);
 /// Interval between two reads of the process's CPU time, which the kernel gives in units of 10 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Unit of CPU time in `/proc/PID/stat`, USER_HZ (proc_pid_stat(5)): 100 a second on all architectures with KVM.
-const TICK: Duration = Duration::from_millis(10);
+/// Milliseconds of a unit of CPU time in `/proc/PID/stat`, USER_HZ (proc_pid_stat(5)): 100 a second on all architectures with KVM.
+const TICK_MS: u64 = 10;
 
 /// A process is idle that uses at most one part in this many of a core. Timers of an idle Linux guest and its VMM's
 /// other threads use some hundredths.
@@ -105,9 +105,9 @@ impl Account {
 /// name in field 2 may contain anything, also `)`.
 fn cpu_time(stat: &str) -> Option<Duration> {
     let (_, behind_name) = stat.rsplit_once(')')?;
-    let mut ticks = behind_name.split_ascii_whitespace().skip(11).take(2).map(str::parse::<u32>);
+    let mut ticks = behind_name.split_ascii_whitespace().skip(11).take(2).map(str::parse::<u64>);
     let (user, system) = (ticks.next()?.ok()?, ticks.next()?.ok()?);
-    Some(TICK * user + TICK * system)
+    Some(Duration::from_millis(user.saturating_add(system).saturating_mul(TICK_MS)))
 }
 
 #[cfg(test)]
@@ -200,5 +200,8 @@ mod tests {
         }
         let with_brackets = "7 (a (b) c) R 1 1 1 0 -1 0 0 0 0 0 3 4 0 0 20 0 9 0 1\n";
         assert_eq!(cpu_time(with_brackets), Some(Duration::from_millis(70)));
+        // After eight days of 64 busy vCPUs.
+        let long = "7 (a) R 1 1 1 0 -1 0 0 0 0 0 4294967296 4 0 0 20 0 9 0 1\n";
+        assert_eq!(cpu_time(long), Some(Duration::from_millis(42_949_673_000)));
     }
 }

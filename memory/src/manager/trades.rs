@@ -8,7 +8,8 @@
 //! A thread that copies has ready pages of its own, so the huge page that a window leaves is used at once by the thread
 //! that has it, and no thread collects more of them than it has slots. A promotion gets the window of its own VM that
 //! was vacated first: pages are moved within the RAM of one VM. What is vacated and wanted by no later promotion of
-//! the plan is a unit of its own, and its page goes back to the host.
+//! the plan is a unit of its own, and its page goes back to the host. A window that moves to another node gets a
+//! page of that node, and none of these.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,9 +26,12 @@ pub(super) fn units(copies: Vec<Attempt>) -> Vec<Unit> {
     let mut units = Vec::with_capacity(copies.len());
     for copy in copies {
         let of_vm = vacated.entry(copy.planned.action.vm()).or_default();
-        match copy.is_vacate() {
-            true => of_vm.push_back(copy),
-            false => units.push(of_vm.pop_front().into_iter().chain([copy]).collect()),
+        if copy.is_vacate() {
+            of_vm.push_back(copy);
+        } else if copy.needs_huge_page() {
+            units.push(of_vm.pop_front().into_iter().chain([copy]).collect());
+        } else {
+            units.push(vec![copy]);
         }
     }
     let for_others = vacated.into_values().flatten().map(|vacate| Attempt { is_for_others: true, ..vacate });
@@ -40,7 +44,7 @@ mod tests {
     use super::*;
     use crate::manager::attempt::Target;
     use wideleaf_policies::window::WindowState;
-    use wideleaf_policies::{Action, Cost, Moment, PageSize, PlannedAction, WindowIndex};
+    use wideleaf_policies::{Action, Cost, Moment, NodeId, PageSize, PlannedAction, WindowIndex};
 
     fn vacate(vm: u32, window: u64) -> Action {
         Action::Vacate { vm: VmId(vm), window: WindowIndex::new(window) }
@@ -80,5 +84,12 @@ mod tests {
     fn a_promotion_gets_no_page_of_another_vm_or_of_a_window_that_is_vacated_later() {
         let plan = [promote(0, 1), vacate(0, 2), promote(1, 3), vacate(1, 4)];
         assert_eq!(planned(&plan), [[promote(0, 1)], [promote(1, 3)], [vacate(0, 2)], [vacate(1, 4)]]);
+    }
+
+    #[test]
+    fn a_window_that_moves_to_another_node_takes_no_page_of_one_that_is_vacated() {
+        let home = Action::Move { vm: VmId(0), window: WindowIndex::new(2), node: NodeId(1) };
+        assert_eq!(planned(&[vacate(0, 1), home]), [[home], [vacate(0, 1)]]);
+        assert_eq!(planned(&[vacate(0, 1), home, promote(0, 3)]), [vec![home], vec![vacate(0, 1), promote(0, 3)]]);
     }
 }

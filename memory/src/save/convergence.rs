@@ -56,7 +56,7 @@ pub(super) struct Convergence<'a> {
     flat: u32,
     /// Number of pauses that were broken off.
     broken_off: u32,
-    /// Whether the latest pause was broken off.
+    /// Whether the pause after the latest round was broken off.
     has_broken_off: bool,
     /// Whether the pause may be longer than its bound.
     may_be_longer: bool,
@@ -78,6 +78,7 @@ impl<'a> Convergence<'a> {
     /// Decides after a round that left some pages. `asking` is the time that all logs took.
     pub fn after(&mut self, round: SaveRound, left: u64, asking: Duration) -> Next {
         self.rounds.push(round);
+        self.has_broken_off = false;
         let is_flat = self.left.is_some_and(|before| left > before / 10 * 9);
         self.flat = if is_flat { self.flat + 1 } else { 0 };
         self.left = Some(left);
@@ -118,7 +119,7 @@ impl<'a> Convergence<'a> {
         next
     }
 
-    /// Whether the latest pause was broken off.
+    /// Whether the pause after the latest round was broken off.
     pub fn has_broken_off(&self) -> bool {
         self.has_broken_off
     }
@@ -133,10 +134,11 @@ impl<'a> Convergence<'a> {
         self.limits.pause.saturating_sub(self.limits.state)
     }
 
-    /// Expected time to write some pages: by the slowest time per page of the latest two rounds with enough pages.
+    /// Expected time to write some pages: by the slowest time per page of the latest two rounds with enough pages,
+    /// without their sleep for the limit of bytes per second, which the pause does not have.
     fn time_of(&self, pages: u64) -> Duration {
         let usable = || self.rounds.iter().rev().filter(|round| round.pages >= PAGES_FOR_SPEED).take(2);
-        let per_page = |round: &SaveRound| round.duration.as_secs_f64() / round.pages as f64;
+        let per_page = |round: &SaveRound| (round.duration - round.slept).as_secs_f64() / round.pages as f64;
         let slowest = usable().map(per_page).fold(0.0, f64::max);
         Duration::from_secs_f64(slowest * pages as f64)
     }
@@ -153,7 +155,7 @@ mod tests {
     use super::*;
 
     fn round(pages: u64, ms: u64) -> SaveRound {
-        SaveRound { pages, windows: 1, duration: Duration::from_millis(ms) }
+        SaveRound { pages, windows: 1, duration: Duration::from_millis(ms), ..SaveRound::default() }
     }
 
     #[test]

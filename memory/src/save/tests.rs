@@ -402,6 +402,49 @@ fn a_closure_that_fails_or_forgets_the_last_pages_fails_the_save() {
     assert!(guest.is_as_before());
 }
 
+#[test]
+fn a_closure_that_fails_after_a_pause_that_was_broken_off_fails_the_save_too() {
+    let guest = Guest::new();
+    (0..1024).for_each(|page| guest.write(page, 1));
+    // The sink takes 11 ms for a window: what is written before the first pause does not fit.
+    let at_call = |_| {
+        guest.host.sleep(Duration::from_millis(11));
+        Ok(())
+    };
+    let (sink, mut pauses) = (Kept { at_call: Some(&at_call), ..Kept::default() }, 0);
+    let saved = guest.saver(&sink).save(&limits(), &AtomicBool::new(false), &|_| (), |last| {
+        pauses += 1;
+        assert!(pauses <= 2, "the second one ended the save");
+        if pauses == 2 {
+            return Err(SaveError::State("a vCPU does not stop".into()));
+        }
+        (0..1024).for_each(|page| guest.write(page, 2));
+        last.write()
+    });
+    let error = saved.expect_err("the second pause fails");
+    assert_eq!((pauses, error.to_string()), (2, "cannot save the machine's state: a vCPU does not stop".into()));
+    assert!(guest.is_as_before());
+}
+
+#[test]
+fn what_a_limit_of_bytes_per_second_costs_a_round_is_not_expected_of_the_pause() {
+    let guest = Guest::new();
+    (0..2048).for_each(|page| guest.write(page, 1));
+    let limits = SaveLimits { bytes_per_second: NonZeroU64::new(16 << 20), ..limits() };
+    let at_call = |call| {
+        // While the last window of the first round is written, the guest writes as much as two windows.
+        if call == 3 {
+            (0..1024).for_each(|page| guest.write(page, 2));
+        }
+        Ok(())
+    };
+    let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
+    let report = guest.save(&sink, &limits).expect("a sink without a limit takes them at once");
+    let [round] = &report.rounds[..] else { panic!("{:?}", report.rounds) };
+    assert!(round.slept > Duration::from_millis(300) && round.slept <= round.duration, "{round:?}");
+    assert_eq!((report.last.pages, report.last.slept, report.is_bound_met), (1024, Duration::ZERO, true));
+}
+
 /// A guest of which the logs begin with all pages set.
 fn guest_with_full_logs() -> Guest {
     let guest = Guest::new();
