@@ -27,7 +27,8 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Runs `ask` on the connection. After an error the next call connects again.
+    /// Runs `ask` on the connection. After an error, also one that `ask` does not return, the next call connects
+    /// again.
     ///
     /// # Errors
     /// The [`QmpError`] of the connection or of `ask`.
@@ -38,7 +39,7 @@ impl Monitor {
             None => self.connect()?,
         };
         let answer = ask(&mut qmp)?;
-        *connection = Some(qmp);
+        *connection = (!qmp.is_broken()).then_some(qmp);
         Ok(answer)
     }
 
@@ -47,5 +48,52 @@ impl Monitor {
             pid if pid == self.pid => Ok(()),
             other => Err(QmpError::OfAnother { path: self.path.display().to_string(), pid: self.pid, other }),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+    use crate::qmp::Question;
+
+    /// Serves one client, whose first question has no answer before the second one where `is_slow`. Returns whether
+    /// it asked a question.
+    fn serve(stream: UnixStream, is_slow: bool) -> bool {
+        let mut lines = BufReader::new(stream.try_clone().expect("a descriptor is free")).lines();
+        let mut say = |text: &str| (&stream).write_all(text.as_bytes()).is_ok();
+        let mut heard = || lines.next().is_some_and(|line| line.is_ok());
+        let greets = say("{\"QMP\": {}}\n") && heard() && say("{\"return\": {}}\n") && heard();
+        if greets && (!is_slow || heard() && say("{\"return\": \"the late one\"}\n")) {
+            say("{\"return\": \"in time\"}\n");
+            heard();
+        }
+        greets
+    }
+
+    #[test]
+    fn a_late_answer_is_not_taken_for_that_to_a_later_question() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).expect("the socket is new");
+        // The process ends with these threads in it.
+        std::thread::spawn(move || {
+            let mut is_slow = true;
+            for stream in listener.incoming() {
+                is_slow &= !serve(stream.expect("a client"), is_slow);
+            }
+        });
+        let monitor = Monitor { path, pid: std::process::id(), connection: Mutex::default() };
+        // On a busy machine not even the greeting comes in time.
+        let swallowed = |qmp: &mut Qmp| Ok(qmp.ask(Question::Memdevs).is_err());
+        while !matches!(monitor.with(swallowed), Ok(true)) {}
+        let answer = loop {
+            if let Ok(answer) = monitor.with(|qmp| qmp.ask(Question::Status)) {
+                break answer;
+            }
+        };
+        assert_eq!(answer.expect("it knows"), "in time");
     }
 }

@@ -163,6 +163,8 @@ pub struct Qmp {
     stream: UnixStream,
     received: Vec<u8>,
     within: Duration,
+    /// Whether a question has no answer, which would be taken for that to a later one.
+    is_broken: bool,
 }
 
 impl Qmp {
@@ -198,7 +200,7 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`] without a greeting in time.
     pub fn over(stream: UnixStream, within: Duration) -> Result<Qmp, QmpError> {
-        let mut qmp = Qmp { stream, received: Vec::new(), within };
+        let mut qmp = Qmp { stream, received: Vec::new(), within, is_broken: false };
         let until = Instant::now() + within;
         match message(&qmp.line(until)?)? {
             Message::Greeting => {}
@@ -214,8 +216,8 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`]; the connection is then unusable.
     pub fn ask(&mut self, question: Question) -> Result<Result<Value, Refused>, QmpError> {
-        self.send(&question.line())?;
-        self.answer(Instant::now() + self.within)
+        let mut answers = self.ask_all(&[question])?;
+        answers.pop().ok_or(QmpError::Closed)
     }
 
     /// Asks several questions at once, which takes one turn of QEMU's main loop instead of one each. The answers
@@ -224,9 +226,20 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`]; the connection is then unusable.
     pub fn ask_all(&mut self, questions: &[Question]) -> Result<Vec<Result<Value, Refused>>, QmpError> {
+        if self.is_broken {
+            return Err(QmpError::TimedOut(self.within));
+        }
+        self.is_broken = true;
         self.send(&questions.iter().map(|question| question.line()).collect::<String>())?;
         let until = Instant::now() + self.within;
-        questions.iter().map(|_| self.answer(until)).collect()
+        let answers = questions.iter().map(|_| self.answer(until)).collect::<Result<_, _>>()?;
+        self.is_broken = false;
+        Ok(answers)
+    }
+
+    /// Whether a question has failed, so that the connection is unusable.
+    pub fn is_broken(&self) -> bool {
+        self.is_broken
     }
 
     fn send(&mut self, lines: &str) -> Result<(), QmpError> {

@@ -5,7 +5,7 @@
 //! ```text
 //!   every LOOK_EVERY   monitor: query-memory-devices ┐
 //!                      without: large mappings       ├─ as before ─▶ nothing to do
-//!                      THP of the process, the host  ┴▶ another ───▶ the RAM map is read again, then `followed`
+//!                      THP of the process, the host  ┴▶ another ───▶ the RAM map is read again, then `read`
 //!   a userfaultfd is opened or closed ─────────────────────────▶ the same, at once
 //!   every READ_EVERY   or a thousand times what that takes ─▶ the same: advice (MADV_NOHUGEPAGE) is in smaps alone
 //! ```
@@ -98,14 +98,15 @@ impl RamWatch {
         mark(process, monitor, is_watched).filter(|mark| is_time || self.followed.as_ref() != Some(mark))
     }
 
-    /// Records a read of the RAM map, successful or not, and its duration.
-    pub fn read(&mut self, took: Duration) {
+    /// Records that the RAM map was read after this state was seen, and the duration of that.
+    pub fn read(&mut self, mark: Mark, took: Duration) {
         (self.read_at, self.reading_took) = (Instant::now(), took);
+        self.followed = Some(mark);
     }
 
-    /// Records that the RAM map was read after this state was seen.
-    pub fn followed(&mut self, mark: Mark) {
-        self.followed = Some(mark);
+    /// Records that the RAM map could not be read. How long that took says nothing of the next time.
+    pub fn not_read(&mut self) {
+        self.read_at = Instant::now();
     }
 }
 
@@ -179,7 +180,7 @@ mod tests {
         for is_watched in [true, false] {
             let watched = Watched { by_it: is_watched, by_any: is_watched };
             let change = watch.change(&process, None, watched).expect("it has just changed");
-            watch.followed(change);
+            watch.read(change, Duration::ZERO);
             assert_eq!(watch.change(&process, None, watched), None);
         }
         (watch.looked_at, watch.read_at) = (ago(LOOK_EVERY), ago(LOOK_EVERY));
@@ -196,7 +197,7 @@ mod tests {
         assert_eq!(watch.change(&process, None, Watched::default()), None, "it has just checked");
         let change = later(&mut watch, &process).expect("a mapping has come");
         assert_eq!(later(&mut watch, &process).as_ref(), Some(&change), "it was not followed");
-        watch.followed(change);
+        watch.read(change, Duration::ZERO);
         assert_eq!(later(&mut watch, &process), None);
         fs::write(&maps, BEFORE).expect("written");
         assert!(later(&mut watch, &process).is_some(), "a mapping has gone");
@@ -221,7 +222,7 @@ mod tests {
             fs::write(path, text).expect("written");
             let change = later(&mut watch, &process);
             assert_eq!(change.is_some(), is_change, "{text}");
-            change.into_iter().for_each(|change| watch.followed(change));
+            change.into_iter().for_each(|change| watch.read(change, Duration::ZERO));
         }
     }
 
@@ -231,12 +232,13 @@ mod tests {
         let mut watch = RamWatch::new(&process, None);
         watch.read_at = ago(READ_EVERY);
         let unchanged = later(&mut watch, &process).expect("it is time");
-        watch.read(Duration::from_secs(1));
-        watch.followed(unchanged);
+        watch.read(unchanged, Duration::from_secs(1));
         assert_eq!(later(&mut watch, &process), None);
         watch.read_at = ago(2 * READ_EVERY);
         assert_eq!(later(&mut watch, &process), None, "a thousand seconds have not gone by");
         watch.read_at = ago(READ_SHARE * watch.reading_took);
         assert!(later(&mut watch, &process).is_some());
+        watch.not_read();
+        assert_eq!((watch.reading_took, later(&mut watch, &process)), (Duration::from_secs(1), None));
     }
 }

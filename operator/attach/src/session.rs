@@ -495,7 +495,10 @@ impl Guest {
     /// [`AttachError`]: the RAM is not readable for now, or no thread is available. All is then as it was.
     fn follow_ram(&self) -> Result<(), AttachError> {
         let ram = survey::map(&self.process, self.monitor.as_deref());
-        self.gate.mappings_say(ram.is_watched);
+        // Mappings that could not be read say nothing: an earlier userfaultfd may still be there.
+        if ram.is_watched || !ram.pieces.is_empty() {
+            self.gate.mappings_say(ram.is_watched);
+        }
         let guesses = |map: &RamMap| map.pieces.iter().any(|piece| piece.is_guess);
         // A monitor that does not answer for a moment; one that never told more is not asked for better.
         let is_worse = self.monitor.is_some() && guesses(&ram) && !guesses(&self.now().ram);
@@ -726,10 +729,9 @@ impl Watcher {
                 // A change that could not be followed is tried again at the next check.
                 if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref(), watched) {
                     let began = Instant::now();
-                    let is_followed = guest.follow_ram().is_ok();
-                    ram.read(began.elapsed());
-                    if is_followed {
-                        ram.followed(change);
+                    match guest.follow_ram() {
+                        Ok(()) => ram.read(change, began.elapsed()),
+                        Err(_) => ram.not_read(),
                     }
                 }
             }

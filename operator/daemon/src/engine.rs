@@ -118,7 +118,7 @@ struct Table {
     left: BTreeSet<ProcessId>,
     /// Guests of an earlier daemon that are not taken up yet. They stay in the state until they are.
     pending: Vec<Remembered>,
-    /// Those among them that did not answer when they should have been taken up.
+    /// Those among them that did not answer, or could not be taken up: they are tried again at each look.
     silent: BTreeSet<ProcessId>,
     /// Reasons why guests could not be taken, as last logged.
     refused: BTreeMap<ProcessId, String>,
@@ -141,6 +141,11 @@ impl Table {
     fn has_domain(&self, name: &str) -> bool {
         let mut domains = self.vms.values().filter_map(|vm| vm.found.domain.as_deref());
         domains.any(|domain| domain == name) || self.rooms.iter().any(|room| room.domain == name)
+    }
+
+    /// Whether an earlier daemon managed the guest, and this one has tried in vain to take it up.
+    fn cannot_take_up(&self, process: ProcessId) -> bool {
+        self.remembered(process).is_some() && self.refused.contains_key(&process)
     }
 
     /// An earlier daemon's record of a guest that is not taken up again yet.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_control::protocol::LEFT_ALONE_S_MAX;
 
+use super::vm::Vm;
 use super::{Engine, told};
 use crate::guests::ProcessId;
 
@@ -29,15 +30,21 @@ impl Engine {
     /// Ends it for guests that were left alone long enough. A guest that is busy with another request has its end at a
     /// later tick.
     pub(super) fn end_of_leaving_alone(&self, now: Instant) {
+        let is_over = |vm: &Vm| vm.left_alone_until.is_some_and(|until| until <= now);
         let over: Vec<_> = {
             let table = self.table();
-            let is_over = |until: Option<Instant>| until.is_some_and(|until| until <= now);
-            let over = table.vms.iter().filter(|(_, vm)| is_over(vm.left_alone_until));
+            let over = table.vms.iter().filter(|(_, vm)| is_over(vm));
             over.filter_map(|(process, vm)| Some((*process, vm.care()?))).collect()
         };
         for (process, care) in over {
-            if super::told_if_free(&care, |care| care.leave_alone(false)).is_some()
-                && let Some(vm) = self.table().vms.get_mut(&process)
+            // A client may ask for more time meanwhile: before the guest is told, or after.
+            let told = super::told_if_free(&care, |care| {
+                if self.table().vms.get(&process).is_some_and(is_over) {
+                    care.leave_alone(false);
+                }
+            });
+            if told.is_some()
+                && let Some(vm) = self.table().vms.get_mut(&process).filter(|vm| is_over(vm))
             {
                 vm.left_alone_until = None;
                 tracing::info!("{} is no longer left alone: the time that a client asked for is over", vm.found.name);

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use wideleaf_control::protocol::{ASK_AGAIN, Settings};
@@ -52,7 +53,11 @@ impl Engine {
                     self.table().silent.insert(process);
                     continue;
                 }
-                Some(found) => self.take_or_warn(found, said, work),
+                Some(found) if !self.take_or_warn(found, said, work) => {
+                    self.table().silent.insert(process);
+                    continue;
+                }
+                Some(_) => {}
                 None => tracing::info!("{name} (pid {}) has ended", process.pid),
             }
             let mut table = self.table();
@@ -101,17 +106,19 @@ impl Engine {
         given_back
     }
 
-    /// Logs a refusal once; the next scouting tries again.
-    fn take_or_warn(&self, found: &Found, said: Settings, work: WorkView) {
+    /// Takes a guest under management, and returns whether it is. Logs a refusal once; the next scouting tries again.
+    fn take_or_warn(&self, found: &Found, said: Settings, work: WorkView) -> bool {
         let refusal = self.take(found, said, work).err();
         let mut table = self.table();
         let before = match &refusal {
             Some(error) => table.refused.insert(found.process, error.clone()),
             None => table.refused.remove(&found.process),
         };
+        let is_taken = refusal.is_none();
         if let Some(error) = refusal.filter(|error| before.as_ref() != Some(error)) {
             tracing::warn!("{} (pid {}) is not managed: {error}", found.name, found.process.pid);
         }
+        is_taken
     }
 
     /// Takes a guest under management, which may take seconds. A guest that is managed already gets the
@@ -132,21 +139,34 @@ impl Engine {
             }
             wanted
         };
-        self.attach_as(found, said, wanted, before)
+        self.attach_as(found, said, wanted, before, None)
     }
 
-    /// Attaches a guest that is marked as being attached, and puts it on the table.
-    fn attach_as(&self, found: &Found, said: Settings, wanted: Wanted, before: WorkView) -> Result<(), String> {
+    /// Attaches a guest that is marked as being attached, and puts it on the table. It is left alone from the start
+    /// where a client has asked for that.
+    fn attach_as(
+        &self,
+        found: &Found,
+        said: Settings,
+        wanted: Wanted,
+        before: WorkView,
+        left_alone_until: Option<Instant>,
+    ) -> Result<(), String> {
         // A panic on unexpected data of a guest must not prevent another attempt.
         let taken = caught(|| {
             let mut care = self.doors.guests.attach(found, &wanted)?;
+            if left_alone_until.is_some() {
+                care.leave_alone(true);
+            }
             let view = care.view();
-            Ok(Vm::new(found.clone(), said, wanted, before, Hands::Attached(Arc::new(Mutex::new(Some(care)))), view))
+            let hands = Hands::Attached(Arc::new(Mutex::new(Some(care))));
+            Ok(Vm::new(found.clone(), said, wanted, before, hands, view))
         });
         let taken = taken.unwrap_or_else(|panicked| Err(format!("attaching it {panicked}")));
         let mut table = self.table();
         table.being_attached.remove(&found.process);
-        let vm = taken?;
+        let mut vm = taken?;
+        vm.left_alone_until = left_alone_until;
         tracing::info!("{} (pid {}) is managed: policy {}", vm.found.name, vm.found.process.pid, vm.wanted.policy);
         table.left.remove(&found.process);
         table.rooms.iter_mut().filter(|room| room.belongs_to(found)).for_each(|room| room.see(found.process, now_s()));
@@ -176,21 +196,24 @@ impl Engine {
             (wanted, table.vms.remove(&found.process), key, earlier)
         };
         tracing::info!("{} (pid {}) is attached again, for its {key}", found.name, found.process.pid);
-        let was = vm.as_ref().map(|vm| vm.wanted.clone());
+        let (was, left_alone_until) = vm.as_ref().map(|vm| (vm.wanted.clone(), vm.left_alone_until)).unzip();
+        let left_alone_until = left_alone_until.flatten();
         vm.as_ref().and_then(Vm::care).iter().for_each(leave);
-        let attached = self.attach_as(found, said.clone(), wanted, earlier.work.clone());
+        let attached = self.attach_as(found, said.clone(), wanted, earlier.work.clone(), left_alone_until);
         if let (Err(error), Some(was)) = (&attached, was) {
             tracing::warn!("{} (pid {}) is attached as before: {error}", found.name, found.process.pid);
             self.table().being_attached.insert(found.process);
-            let again = self.attach_as(found, earlier.said, was, earlier.work);
+            let again = self.attach_as(found, earlier.said, was, earlier.work, left_alone_until);
             again.unwrap_or_else(|error| tracing::warn!("{} is no longer managed: {error}", found.name));
         }
         self.table().pending.retain(|guest| guest.process != found.process);
         attached.map(|()| true)
     }
 
-    /// Changes the settings of a VM. Invalid ones are refused, and all stays as it was.
+    /// Changes the settings of a VM, one change after the other. Invalid ones are refused, and all stays as it was.
     pub(super) fn set(&self, process: ProcessId, changes: &Settings) -> Result<(), String> {
+        let setting = self.table().vms.get(&process).map(|vm| vm.setting.clone()).ok_or("the VM has just ended")?;
+        let _one_at_a_time = setting.lock();
         let (said, wanted, care) = {
             let table = self.table();
             let vm = table.vms.get(&process).ok_or("the VM has just ended")?;

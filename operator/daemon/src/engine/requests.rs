@@ -186,8 +186,11 @@ impl Engine {
         let table = self.table();
         let Some(pending) = table.remembered(found.process) else { return };
         let wanted = table.wanted(found, &pending.said).ok();
-        let is_starting = || format!("{IS_STARTING}: {ASK_AGAIN}");
-        let why = found.no_answer.as_ref().map_or_else(is_starting, |why| format!("it {why}"));
+        let why = match (&found.no_answer, table.refused.get(&found.process)) {
+            (Some(why), _) => format!("it {why}"),
+            (None, Some(why)) => format!("wideleafd cannot take it up again and keeps trying: {why}"),
+            (None, None) => format!("{IS_STARTING}: {ASK_AGAIN}"),
+        };
         view.care = view::Care::LeftAlone { reason: why };
         view.policy = wanted.map(|wanted| wanted.policy.to_string());
         (view.name, view.work) = (pending.name, Some(pending.work));
@@ -342,7 +345,10 @@ impl Engine {
     }
 
     fn detach(&self, name: &str) -> Result<Answer, String> {
-        let process = self.managed(name)?;
+        let process = match self.meant(name)? {
+            Meant::Other(found) if self.table().cannot_take_up(found.process) => found.process,
+            _ => self.managed(name)?,
+        };
         {
             let mut table = self.table();
             if table.vms.get(&process).is_some_and(|vm| matches!(vm.hands, Hands::Registered(_))) {

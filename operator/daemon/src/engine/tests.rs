@@ -547,6 +547,22 @@ fn nothing_grows_while_the_host_is_short_or_a_vm_has_its_bloat() {
 }
 
 #[test]
+fn bloat_under_an_earlier_daemon_counts_towards_the_limit() {
+    let config = "[[vm]]\nname = \"web\"\nbloat_max = \"4M\"";
+    let bench = Bench::new(config);
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.guests.change(10, |guest| guest.work.bloat = mib(4).get());
+    bench.tick_at(1);
+    bench.engine.save();
+    let Bench { folder, guests, pools, .. } = bench;
+    guests.change(10, |guest| guest.work.bloat = 0);
+    let bench = Bench::on(folder, guests, pools, config);
+    bench.tick_at(1);
+    assert_eq!((bench.managed(), bench.guests.guest(10).may_grow), (vec!["web".to_owned()], false));
+}
+
+#[test]
 fn a_missed_guarantee_is_in_the_view_with_its_reason_until_it_is_met() {
     let bench = Bench::new("[defaults]\nguarantee = \"95%\"\ngrace = \"10s\"");
     bench.guests.start(10, "web"); // half of it is huge
@@ -756,6 +772,20 @@ fn a_guest_that_was_taken_before_its_metadata_were_known_is_attached_again_and_i
     assert_eq!((vm.policy.as_deref(), copied), (Some("greedy"), Some(mib(6).get())));
     assert_eq!(bench.state().guests.len(), 1);
     assert_eq!(bench.restarted().guests.guest(10).qmp, Some(monitor_of("web")));
+}
+
+#[test]
+fn a_guest_that_is_attached_again_is_left_alone_as_long_as_a_client_asked() {
+    let bench = Bench::new("[attach]\nautomatic = \"all\"");
+    bench.guests.start_domain(10, "web");
+    bench.scout();
+    bench.ask(Request::LeaveAlone { vm: "web".into(), for_s: 60 }).expect("it is managed");
+    bench.ask(started_with_monitor(10, "web", "greedy")).expect("it runs");
+    assert_eq!(bench.guests.guest(10).attached, 2);
+    assert!(matches!(bench.list()[0].care, CareView::LeftAlone { .. }));
+    bench.engine.end_of_leaving_alone(Instant::now() + Duration::from_secs(61));
+    bench.tick_at(1);
+    assert_eq!(bench.list()[0].care, CareView::Managed);
 }
 
 #[test]

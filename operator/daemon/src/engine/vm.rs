@@ -1,8 +1,10 @@
 //! One VM in the daemon's table.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, may_promote, pursuit_policy};
 use wideleaf_control::protocol::{Limits, PriceOfHugePage, SettingName, Settings};
 use wideleaf_control::view::{BackingView, Care, VmView, WorkView};
@@ -65,6 +67,8 @@ pub(super) struct Vm {
     pub(super) promised: u64,
     /// Time at which it is no longer left alone as a client asked; `None` where no client asked.
     pub(super) left_alone_until: Option<Instant>,
+    /// Held while its settings are changed, so that no change is made from settings that another one replaces.
+    pub(super) setting: Arc<Mutex<()>>,
     watch: GuaranteeWatch,
     activity: Activity,
     is_busy: bool,
@@ -106,6 +110,7 @@ impl Vm {
             allowed: Allowances::default(),
             promised: 0,
             left_alone_until: None,
+            setting: Arc::default(),
             watch: GuaranteeWatch::default(),
             is_busy: false,
         }
@@ -230,9 +235,9 @@ impl Vm {
         }
     }
 
-    /// Whether its bloat has reached the limit.
+    /// Whether its bloat has reached the limit, with that of earlier managers.
     pub(super) fn is_bloated(&self) -> bool {
-        let bloat = self.seen.work.as_ref().map_or(0, |work| work.bloat);
+        let bloat = self.seen.work.as_ref().map_or(0, |work| work.bloat).saturating_add(self.before.bloat);
         self.wanted.bloat_max.is_some_and(|max| bloat >= max.get())
     }
 

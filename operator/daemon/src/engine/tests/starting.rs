@@ -92,3 +92,34 @@ fn a_guest_without_an_answer_is_not_taken_by_a_rule_for_another_name() {
     bench.scout();
     assert_eq!((bench.managed().len(), bench.guests.guest(10).attached), (0, 0));
 }
+
+#[test]
+fn a_guest_that_cannot_be_taken_up_at_once_keeps_its_settings_until_it_can() {
+    let bench = not_looked_yet();
+    bench.guests.change(10, |guest| guest.attach_error = Some("its map is locked".into()));
+    bench.engine.resume().expect("its guests are seen");
+    bench.engine.has_looked();
+    assert_eq!((bench.managed(), bench.state().guests.len()), (vec![], 1));
+    let listed = bench.list().remove(0);
+    assert!(
+        matches!(&listed.care, CareView::LeftAlone { reason } if reason.ends_with("keeps trying: its map is locked")),
+        "{:?}",
+        listed.care
+    );
+    bench.guests.change(10, |guest| guest.attach_error = None);
+    bench.scout();
+    assert_eq!(bench.managed(), ["web"]);
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("greedy"));
+}
+
+#[test]
+fn a_guest_that_can_never_be_taken_up_is_given_up_on_request() {
+    let bench = not_looked_yet();
+    bench.guests.change(10, |guest| guest.attach_error = Some("another program manages it".into()));
+    bench.engine.resume().expect("its guests are seen");
+    bench.engine.has_looked();
+    bench.ask(Request::Detach { vm: "web".into() }).expect("it is given up");
+    bench.guests.change(10, |guest| guest.attach_error = None);
+    bench.scout();
+    assert_eq!((bench.managed(), bench.state().guests.len()), (vec![], 0));
+}
