@@ -17,6 +17,7 @@
 pub(crate) mod control;
 mod exit;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -114,7 +115,8 @@ impl VcpuThread {
     pub(crate) fn run(mut self, sandbox: Option<&Sandbox>) {
         let kicker = &self.control.kickers[self.index()];
         kicker.bind_to_this_thread();
-        let guard = FinishGuard { control: Arc::clone(&self.control), vcpu: self.vcpu.index() };
+        let (control, bus) = (Arc::clone(&self.control), Arc::clone(&self.bus));
+        let guard = FinishGuard { control, bus, vcpu: self.vcpu.index() };
         self.bind_to_cpus();
         if let Some(Err(error)) = sandbox.map(|sandbox| sandbox.enter_thread(ThreadKind::Vcpu)) {
             self.control.stop(GuestExit::NoSandbox { vcpu: self.vcpu.index(), why: error.to_string() });
@@ -130,7 +132,8 @@ impl VcpuThread {
                 VcpuState::Finished => break,
             };
         }
-        self.finished();
+        let paging = self.paging();
+        self.control.lock().vcpus[self.index()].paging = paging;
         drop(guard);
     }
 
@@ -196,7 +199,7 @@ impl VcpuThread {
                 if since.elapsed() >= MARKED_FROM {
                     self.vcpu.mark_clock_stopped();
                 }
-                // `finished` reports the end, after all work is done.
+                // The guard reports the end, after all work is done.
                 inner.vcpus[index].state = VcpuState::Running;
                 inner.vcpus[index].paging = None;
                 return next;
@@ -231,20 +234,6 @@ impl VcpuThread {
             PagingMode::of(ControlRegisters { cr0, cr3, cr4, efer })
         };
         self.vcpu.sregs().ok().map(of)
-    }
-
-    /// Finishes the vCPU. The last one flushes the devices; earlier, another vCPU might still be in the middle of a
-    /// line. The guard reports the end.
-    fn finished(&mut self) {
-        let (paging, index) = (self.paging(), self.index());
-        let mut inner = self.control.lock();
-        inner.vcpus[index].paging = paging;
-        inner.silent += 1;
-        let is_last = inner.silent == inner.vcpus.len();
-        drop(inner);
-        if is_last {
-            self.bus.flush();
-        }
     }
 
     fn look(&self) -> VcpuState {
@@ -365,10 +354,21 @@ impl VcpuThread {
     }
 }
 
-/// Sets `Finished` however the thread ends, so that no thread waits for one that panicked.
+/// Finishes the vCPU however the thread ends, so that no thread waits for one that panicked. The last one flushes the
+/// devices; earlier, another vCPU might still be in the middle of a line.
 struct FinishGuard {
     control: Arc<RunControl>,
+    bus: Arc<Bus>,
     vcpu: u32,
+}
+
+impl FinishGuard {
+    /// Whether this vCPU is the last one that could write to a device.
+    fn falls_silent(&self) -> bool {
+        let mut inner = self.control.lock();
+        inner.silent += 1;
+        inner.silent == inner.vcpus.len()
+    }
 }
 
 impl Drop for FinishGuard {
@@ -376,11 +376,59 @@ impl Drop for FinishGuard {
         if std::thread::panicking() {
             self.control.stop(GuestExit::ThreadLost { vcpu: self.vcpu });
         }
+        if self.falls_silent() {
+            // A device that panics, perhaps for the second time, must not keep the end from being reported.
+            drop(catch_unwind(AssertUnwindSafe(|| self.bus.flush())));
+        }
         let index = self.vcpu as usize;
         let mut inner = self.control.lock();
         inner.vcpus[index].state = VcpuState::Finished;
         // Under the lock, so that no thread signals one that has ended.
         self.control.kickers[index].unbind();
         self.control.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::control::threadless::control;
+    use super::*;
+    use crate::devices::bus::PortDevice;
+
+    /// Counts its flushes, and panics in each.
+    struct Fragile(Arc<AtomicU32>);
+
+    impl PortDevice for Fragile {
+        fn read(&mut self, _: u16, _: &mut [u8]) {}
+        fn write(&mut self, _: u16, _: &[u8]) -> BusEvent {
+            BusEvent::None
+        }
+        fn flush(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("it is fragile");
+        }
+    }
+
+    #[test]
+    fn the_last_vcpu_flushes_the_devices_also_where_its_thread_or_an_earlier_one_panics() {
+        for panics in [[false, false], [true, false], [false, true], [true, true]] {
+            let (control, flushes) = (control(2), Arc::default());
+            let mut bus = Bus::new();
+            bus.insert(0x60..=0x60, Box::new(Fragile(Arc::clone(&flushes))));
+            let bus = Arc::new(bus);
+            for (vcpu, panics) in (0..).zip(panics) {
+                assert_eq!(flushes.load(Ordering::Relaxed), 0, "another vCPU may write");
+                let guard = FinishGuard { control: Arc::clone(&control), bus: Arc::clone(&bus), vcpu };
+                let thread = std::thread::spawn(move || {
+                    let _guard = guard;
+                    assert!(!panics, "this thread is lost");
+                });
+                assert_eq!(thread.join().is_err(), panics);
+            }
+            assert_eq!(flushes.load(Ordering::Relaxed), 1, "{panics:?}");
+            assert_eq!(control.states(), [VcpuState::Finished; 2]);
+        }
     }
 }

@@ -104,6 +104,11 @@ impl SavedVcpu {
     pub fn take(vcpu: &Vcpu, msrs: &[u32]) -> Result<SavedVcpu, KvmError> {
         let fd = vcpu.fd();
         let wanted: Vec<u32> = msrs.iter().chain(&MTRRS).copied().filter(|index| *index != TSC).collect();
+        // These two reads change state that the others return. The first one carries out a waiting INIT or SIPI, for
+        // which a nested guest may end (`kvm_apic_accept_events` in arch/x86/kvm/lapic.c); the second one may put the
+        // payload of a pending exception into CR2 or DR6 (`kvm_vcpu_ioctl_x86_get_vcpu_events` in arch/x86/kvm/x86.c).
+        let mp_state = Plain(fd.get_mp_state().map_err(KvmError::ioctl("KVM_GET_MP_STATE"))?);
+        let events = Plain(fd.get_vcpu_events().map_err(KvmError::ioctl("KVM_GET_VCPU_EVENTS"))?);
         Ok(SavedVcpu {
             nested: take_nested(vcpu),
             sregs: Plain(vcpu.sregs()?),
@@ -112,8 +117,8 @@ impl SavedVcpu {
             xcrs: Plain(fd.get_xcrs().map_err(KvmError::ioctl("KVM_GET_XCRS"))?),
             debug: Plain(fd.get_debug_regs().map_err(KvmError::ioctl("KVM_GET_DEBUGREGS"))?),
             lapic: take_lapic(vcpu)?,
-            events: Plain(fd.get_vcpu_events().map_err(KvmError::ioctl("KVM_GET_VCPU_EVENTS"))?),
-            mp_state: Plain(fd.get_mp_state().map_err(KvmError::ioctl("KVM_GET_MP_STATE"))?),
+            events,
+            mp_state,
             msrs: read_msrs(vcpu, &wanted)?.iter().map(|msr| (msr.index, msr.data)).collect(),
         })
     }
@@ -335,6 +340,7 @@ impl std::fmt::Debug for SavedInterrupts {
 
 #[cfg(test)]
 mod tests {
+    use kvm_bindings::{KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_SIPI_RECEIVED, KVM_VCPUEVENT_VALID_SIPI_VECTOR};
     use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange, PageSize};
@@ -363,13 +369,7 @@ mod tests {
 
     /// A VM with interrupt controllers, 2 MiB of RAM and a vCPU; `None` where there is no KVM.
     fn vm() -> Option<(KvmSystem, std::sync::Arc<Vm>, Vcpu)> {
-        let system = match KvmSystem::open() {
-            Ok(system) => system,
-            Err(error) => {
-                println!("skipped: {error}");
-                return None;
-            }
-        };
+        let system = KvmSystem::open_or_skip()?;
         let layout = [GpaRange::new(Gpa::new(0), mib(2)).unwrap()];
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
         let vm = Vm::create(&system, GuestRam::map(&layout, backing).unwrap(), mib(2)).unwrap();
@@ -406,6 +406,18 @@ mod tests {
         late.set(&other).unwrap();
         assert_eq!(value(CLOCK), PAGE | 1);
         assert!(!is_resident(&other_vm, 0x6000), "the time of the boot is not written again");
+    }
+
+    #[test]
+    fn a_start_that_waits_is_in_all_of_the_state_and_not_in_a_part() {
+        let Some((_, vm, _first)) = vm() else { return };
+        let vcpu = vm.create_vcpu(1).unwrap();
+        let mut events = vcpu.fd().get_vcpu_events().unwrap();
+        (events.sipi_vector, events.flags) = (0x12, KVM_VCPUEVENT_VALID_SIPI_VECTOR);
+        vcpu.fd().set_vcpu_events(&events).unwrap();
+        vcpu.fd().set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_SIPI_RECEIVED }).unwrap();
+        let saved = SavedVcpu::take(&vcpu, &[]).unwrap();
+        assert_eq!((saved.mp_state.0.mp_state, saved.sregs.0.cs.base), (KVM_MP_STATE_RUNNABLE, 0x1_2000));
     }
 
     #[test]

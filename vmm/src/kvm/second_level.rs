@@ -263,15 +263,7 @@ mod tests {
 
     /// A VM of 4 MiB in memslots of half of it, and the access to it.
     fn second_level() -> Option<(KvmSecondLevel, DeviceMemory)> {
-        let system = match KvmSystem::open() {
-            Ok(system) => system,
-            Err(error) => {
-                let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
-                assert!(!required.split(',').any(|word| word == "kvm"), "WIDELEAF_REQUIRE has kvm: {error}");
-                println!("skipped: {error}");
-                return None;
-            }
-        };
+        let system = KvmSystem::open_or_skip()?;
         let layout = [GpaRange::new(Gpa::new(0), mib(4)).unwrap()];
         let ram = GuestRam::map(&layout, BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
         let devices = DeviceMemory::new(Arc::new(GuestMemory::new(ram.clone()).unwrap()));

@@ -141,6 +141,21 @@ impl KvmSystem {
 }
 
 #[cfg(test)]
+impl KvmSystem {
+    /// Opens it for a test; without KVM, prints why not, or fails where `WIDELEAF_REQUIRE` demands it.
+    pub(crate) fn open_or_skip() -> Option<KvmSystem> {
+        let unusable = match KvmSystem::open() {
+            Ok(system) => return Some(system),
+            Err(error) => error,
+        };
+        let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|word| word.trim() == "kvm"), "WIDELEAF_REQUIRE has kvm: {unusable}");
+        println!("skipped: {unusable}");
+        None
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

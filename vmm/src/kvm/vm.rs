@@ -273,10 +273,7 @@ mod tests {
 
     #[test]
     fn a_guest_and_an_owner_of_plain_words_exclude_each_other() {
-        let system = match KvmSystem::open() {
-            Ok(system) => system,
-            Err(error) => return println!("skipped: {error}"),
-        };
+        let Some(system) = KvmSystem::open_or_skip() else { return };
         let layout = [GpaRange::new(Gpa::new(0), mib(2)).expect("fits")];
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
         let ram = || GuestRam::map(&layout, backing).expect("2 MiB can be mapped");
@@ -292,10 +289,7 @@ mod tests {
 
     #[test]
     fn a_kvm_that_cannot_begin_a_log_set_says_so_and_its_logs_are_cleared_by_each_fetch() {
-        let system = match KvmSystem::open() {
-            Ok(system) => system.with_logs_cleared_at_fetch(),
-            Err(error) => return println!("skipped: {error}"),
-        };
+        let Some(system) = KvmSystem::open_or_skip().map(KvmSystem::with_logs_cleared_at_fetch) else { return };
         let layout = [GpaRange::new(Gpa::new(0), mib(2)).expect("fits")];
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
         let ram = GuestRam::map(&layout, backing).expect("2 MiB can be mapped");

@@ -12,6 +12,8 @@ const LEAF_BASIC: u32 = 0;
 const LEAF_FEATURES: u32 = 1;
 /// Topology; index 0 is threads of a core, index 1 cores of a package.
 const LEAF_TOPOLOGY: u32 = 0xb;
+/// Topology with more levels. Where it has none, a guest reads [`LEAF_TOPOLOGY`] (SDM vol. 2, CPUID).
+const LEAF_TOPOLOGY_V2: u32 = 0x1f;
 /// State that XSAVE covers; EAX of index 0 has the valid bits of XCR0.
 const LEAF_XSAVE: u32 = 0xd;
 /// Ratio of time stamp counter and core crystal.
@@ -50,11 +52,9 @@ pub struct Timing {
 /// CPUID for one vCPU of `vcpus`, from what KVM supports.
 pub fn for_vcpu(supported: &CpuId, vcpu: u32, vcpus: u32, timing: Timing) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut cpuid = supported.clone();
-    for entry in cpuid.as_mut_slice() {
-        set_topology(entry, vcpu, vcpus);
-        if entry.function == LEAF_FEATURES && timing.has_deadline_timer {
-            entry.ecx |= HAS_DEADLINE_TIMER;
-        }
+    set_topology(&mut cpuid, vcpu, vcpus)?;
+    for entry in cpuid.as_mut_slice().iter_mut().filter(|entry| entry.function == LEAF_FEATURES) {
+        set_features(entry, vcpu, vcpus, timing);
     }
     if let Some(khz) = timing.tsc_khz {
         set_leaf(&mut cpuid, LEAF_TSC, [TSC_DENOMINATOR, khz, CRYSTAL_HZ, 0])?;
@@ -182,31 +182,33 @@ pub fn physical_address_bits(supported: &CpuId) -> u32 {
     leaf(supported, LEAF_ADDRESS_SIZES).map_or(36, |entry| entry.eax & 0xff)
 }
 
-/// Sets one thread per core and all cores in one package; the APIC's number is the vCPU's.
-fn set_topology(entry: &mut kvm_cpuid_entry2, vcpu: u32, vcpus: u32) {
+/// Sets the leaf of features: the APIC's number is the vCPU's.
+fn set_features(entry: &mut kvm_cpuid_entry2, vcpu: u32, vcpus: u32, timing: Timing) {
+    const HYPER_THREADING: u32 = 1 << 28;
+    entry.ebx = (entry.ebx & 0xffff) | vcpus << 16 | vcpu << 24;
+    entry.ecx |= HAS_HYPERVISOR | if timing.has_deadline_timer { HAS_DEADLINE_TIMER } else { 0 };
+    entry.edx = if vcpus > 1 { entry.edx | HYPER_THREADING } else { entry.edx & !HYPER_THREADING };
+}
+
+/// Sets one thread per core and all cores in one package. KVM leaves the topology to the VMM: it lists only index 0 of
+/// each leaf, with zeroes (`__do_cpuid_func` in arch/x86/kvm/cpuid.c).
+fn set_topology(cpuid: &mut CpuId, vcpu: u32, vcpus: u32) -> Result<(), vmm_sys_util::fam::Error> {
     const THREADS_PER_CORE: u32 = 1;
     const LEVEL_THREADS: u32 = 1;
     const LEVEL_CORES: u32 = 2;
-    match (entry.function, entry.index) {
-        (LEAF_FEATURES, _) => {
-            const HYPER_THREADING: u32 = 1 << 28;
-            entry.ecx |= HAS_HYPERVISOR;
-            entry.ebx = (entry.ebx & 0xffff) | vcpus << 16 | vcpu << 24;
-            entry.edx = if vcpus > 1 { entry.edx | HYPER_THREADING } else { entry.edx & !HYPER_THREADING };
-        }
-        (LEAF_TOPOLOGY, index) => {
-            let (shift, count, level) = match index {
-                0 => (0, THREADS_PER_CORE, LEVEL_THREADS),
-                1 => (vcpus.next_power_of_two().ilog2(), vcpus, LEVEL_CORES),
-                _ => (0, 0, 0),
-            };
-            entry.eax = shift;
-            entry.ebx = count;
-            entry.ecx = index | level << 8;
-            entry.edx = vcpu;
-        }
-        _ => {}
+    let has_leaf = leaf(cpuid, LEAF_BASIC).is_some_and(|entry| entry.eax >= LEAF_TOPOLOGY);
+    cpuid.retain(|entry| !matches!(entry.function, LEAF_TOPOLOGY | LEAF_TOPOLOGY_V2));
+    if !has_leaf {
+        return Ok(());
     }
+    let core_bits = vcpus.next_power_of_two().ilog2();
+    let levels = [(0, THREADS_PER_CORE, LEVEL_THREADS), (core_bits, vcpus, LEVEL_CORES), (0, 0, 0)];
+    for (index, (eax, ebx, level)) in (0..).zip(levels) {
+        let (function, flags) = (LEAF_TOPOLOGY, KVM_CPUID_FLAG_SIGNIFCANT_INDEX);
+        let ecx = index | level << 8;
+        cpuid.push(kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx: vcpu, ..Default::default() })?;
+    }
+    Ok(())
 }
 
 fn leaf(cpuid: &CpuId, function: u32) -> Option<&kvm_cpuid_entry2> {
@@ -232,6 +234,7 @@ fn raise_highest(cpuid: &mut CpuId, function: u32, highest: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kvm::KvmSystem;
 
     fn entry(function: u32, index: u32, [eax, ebx, ecx, edx]: [u32; 4]) -> kvm_cpuid_entry2 {
         kvm_cpuid_entry2 { function, index, eax, ebx, ecx, edx, ..Default::default() }
@@ -241,8 +244,8 @@ mod tests {
         CpuId::from_entries(&[
             entry(LEAF_BASIC, 0, [0xd, 0x6874_7541, 0, 0]),
             entry(LEAF_FEATURES, 0, [0x663, 0x0710_0800, 0, 1 << 28]),
-            entry(LEAF_TOPOLOGY, 0, [1, 2, 0x100, 9]),
-            entry(LEAF_TOPOLOGY, 1, [4, 16, 0x201, 9]),
+            entry(LEAF_TOPOLOGY, 0, [0, 0, 0, 9]),
+            entry(LEAF_TOPOLOGY_V2, 0, [0, 0, 0, 9]),
             entry(LEAF_HYPERVISOR, 0, [0x4000_0001, 0x4b4d_564b, 0x564b_4d56, 0x4d]),
             entry(LEAF_EXTENDED_FEATURES, 0, [0, 0, 0, 1 << 29]),
             entry(LEAF_ADDRESS_SIZES, 0, [0x3028, 0, 0, 0]),
@@ -262,6 +265,27 @@ mod tests {
         assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 0), [0, 1, 0x100, 2]);
         // Three cores need two bits.
         assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 1), [2, 3, 0x201, 2]);
+        assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 2), [0, 0, 2, 2]);
+        assert!(leaf(&cpuid, LEAF_TOPOLOGY_V2).is_none());
+    }
+
+    #[test]
+    fn a_host_from_before_the_leaf_has_no_topology() {
+        let old = CpuId::from_entries(&[entry(LEAF_BASIC, 0, [0xa, 0, 0, 0])]).unwrap();
+        let timing = Timing { tsc_khz: Some(1), ..Timing::default() };
+        assert!(leaf(&for_vcpu(&old, 0, 2, timing).unwrap(), LEAF_TOPOLOGY).is_none());
+    }
+
+    #[test]
+    fn two_vcpus_of_this_kvm_are_two_cores_of_one_package() {
+        let Some(system) = KvmSystem::open_or_skip() else { return };
+        let cpuid = for_vcpu(&system.supported_cpuid().unwrap(), 1, 2, Timing::default()).unwrap();
+        if leaf(&cpuid, LEAF_BASIC).unwrap().eax < LEAF_TOPOLOGY {
+            return println!("skipped: this CPU has no leaf of the topology");
+        }
+        let topology: Vec<_> = cpuid.as_slice().iter().filter(|entry| entry.function == LEAF_TOPOLOGY).collect();
+        assert!(topology.iter().all(|entry| entry.edx == 1 && entry.flags == KVM_CPUID_FLAG_SIGNIFCANT_INDEX));
+        assert_eq!([0, 1, 2].map(|index: usize| topology[index].ebx), [1, 2, 0]);
     }
 
     #[test]

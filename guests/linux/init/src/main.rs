@@ -29,6 +29,7 @@ use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::tcdrain;
+use nix::unistd::sync;
 use parameters::Parameters;
 use wideleaf_protocol::linux::PROGRAM_FILE;
 use wideleaf_protocol::{ExitCode, Message};
@@ -130,11 +131,13 @@ fn emit(message: &Message<'_>) {
     let _ = writeln!(io::stdout().lock(), "{message}");
 }
 
-/// Switches the machine off after the console has printed everything.
+/// Switches the machine off after the console has printed everything and the disks have all writes.
 fn power_off() {
     let mut stdout = io::stdout();
     let _ = stdout.flush();
     let _ = tcdrain(&stdout);
+    // reboot(2) loses what is not written out. A disk that never answers keeps the machine on: the host sees that.
+    sync();
     // A machine without a power switch restarts; one that cannot restart halts.
     for mode in [RebootMode::RB_POWER_OFF, RebootMode::RB_AUTOBOOT, RebootMode::RB_HALT_SYSTEM] {
         let _ = reboot(mode);

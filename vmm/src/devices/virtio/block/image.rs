@@ -52,8 +52,8 @@ pub struct DiskImage {
     hole_bytes: u64,
     id: [u8; ID_BYTES],
     path: PathBuf,
-    /// Whether a flush has failed: see [`DiskImage::flush`].
-    has_failed: AtomicBool,
+    /// Whether a flush has failed: see [`DiskImage::flush`]. Locked during each one.
+    has_failed: Mutex<bool>,
     /// Whether the file is locked for this VM, which may then use it.
     is_ours: AtomicBool,
     /// Whether requests stay in the ring for now.
@@ -204,7 +204,7 @@ impl DiskImage {
             hole_bytes: metadata.blksize().max(SECTOR_BYTES),
             id,
             path: path.clone(),
-            has_failed: AtomicBool::new(false),
+            has_failed: Mutex::default(),
             is_ours: AtomicBool::new(false),
             rests: AtomicBool::new(false),
             given_up: Mutex::default(),
@@ -335,17 +335,23 @@ impl DiskImage {
     }
 
     /// Makes all earlier writes durable. After one failure every flush fails: the kernel marks pages that it could
-    /// not write as clean, so that the next call would succeed although their bytes are lost (`fsync(2)`).
+    /// not write as clean, so that the next call would succeed although their bytes are lost (`fsync(2)`). It tells the
+    /// error to one call only, so a flush waits for the one before.
     ///
     /// # Errors
     /// The kernel's error (`fdatasync(2)`).
     pub fn flush(&self) -> io::Result<()> {
-        if self.has_failed.load(Ordering::Acquire) {
+        self.flush_by(File::sync_data)
+    }
+
+    fn flush_by(&self, sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+        let mut has_failed = self.has_failed.lock();
+        if *has_failed {
             return Err(io::Error::other(
                 "cannot flush: an earlier flush failed, and the file's content since then is unknown",
             ));
         }
-        self.ours()?.sync_data().inspect_err(|_| self.has_failed.store(true, Ordering::Release))
+        sync(self.ours()?).inspect_err(|_| *has_failed = true)
     }
 
     /// The disk's identity now, for a snapshot.
@@ -526,14 +532,29 @@ mod tests {
     #[test]
     fn after_a_failed_flush_no_flush_succeeds() {
         let file = file(512);
-        let mut image = DiskImage::open(&options(file.path())).unwrap();
+        let image = DiskImage::open(&options(file.path())).unwrap();
         image.flush().unwrap();
-        // A pipe cannot be flushed (`fsync(2)`, EINVAL); a test has no disk that loses a page.
-        let broken = File::from(std::os::fd::OwnedFd::from(std::io::pipe().unwrap().1));
-        let whole = std::mem::replace(&mut image.file, broken);
+        image.flush_by(|_| Err(io::ErrorKind::Other.into())).unwrap_err();
         image.flush().unwrap_err();
-        image.file = whole;
-        image.flush().unwrap_err();
+    }
+
+    #[test]
+    fn a_flush_during_one_that_fails_does_not_succeed() {
+        let file = file(512);
+        let image = DiskImage::open(&options(file.path())).unwrap();
+        std::thread::scope(|scope| {
+            let mut second = None;
+            let first = image.flush_by(|_| {
+                let second = second.insert(scope.spawn(|| image.flush_by(|_| Ok(()))));
+                // The kernel has told this call of the lost page. Without the lock, the second flush ends here.
+                while !image.has_failed.is_locked() && !second.is_finished() {
+                    std::thread::yield_now();
+                }
+                Err(io::ErrorKind::Other.into())
+            });
+            first.unwrap_err();
+            second.unwrap().join().unwrap().unwrap_err();
+        });
     }
 
     #[test]
