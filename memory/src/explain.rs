@@ -272,7 +272,7 @@ const fn of_refusal(refusal: Refusal) -> &'static str {
         }
         Refusal::NotPermitted => "the manager needs CAP_SYS_NICE and the right to read the process's memory",
         Refusal::NotObserved => "the kernel reported success and did nothing: retried within a second",
-        Refusal::OutrunByWrites => "the guest wrote faster than the manager could copy: retried within 10 s",
+        Refusal::OutrunByWrites => "the guest wrote faster than the manager could copy: retried within 10 min",
         Refusal::Merged => "pages of it are merged with equal ones (KSM): checked again within a minute",
         Refusal::Gone => "the process has ended",
         Refusal::Other(_) => {

@@ -309,7 +309,7 @@ impl ManagerLoop {
             self.budget.set_limits(limits);
         }
         self.budget.refill(began_at);
-        self.huge_pages.begin_tick();
+        self.huge_pages.begin_tick(self.host.as_ref());
         self.take_promises();
         self.ask_gates();
         self.ask_events();

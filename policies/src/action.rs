@@ -109,7 +109,12 @@ impl Plan {
 
     /// Whether no further action fits.
     pub fn is_full(&self) -> bool {
-        self.actions.len() >= self.bound
+        self.room() == 0
+    }
+
+    /// Number of actions that still fit.
+    pub fn room(&self) -> usize {
+        self.bound - self.actions.len()
     }
 
     /// Appends an action. Its cost was already taken from the budget.

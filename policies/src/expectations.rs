@@ -78,13 +78,24 @@ impl Expectations {
         budget: &mut Budget,
         plan: &mut Plan,
     ) -> ControlFlow<()> {
-        let cost = self.cost(action, is_held);
+        self.request_all(&[(node, action, is_held)], budget, plan)
+    }
+
+    /// As [`Expectations::request_on`], for all of these actions together or none of them.
+    pub fn request_all(
+        &self,
+        actions: &[(Option<NodeId>, Action, bool)],
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> ControlFlow<()> {
+        let costs = || actions.iter().map(|(_, action, is_held)| self.cost(*action, *is_held));
+        let cost = Cost { copied: costs().map(|cost| cost.copied).sum(), cpu: costs().map(|cost| cost.cpu).sum() };
         // A cost above a burst is borrowed. An action that is never done teaches nothing: after one copy that had
         // to wait for memory or for a busy processor, the policy would never request another.
-        if plan.is_full() || budget.try_borrow(cost).is_err() {
+        if plan.room() < actions.len() || budget.try_borrow(cost).is_err() {
             return ControlFlow::Break(());
         }
-        plan.push_on(node, action, cost);
+        actions.iter().zip(costs()).for_each(|((node, action, _), cost)| plan.push_on(*node, *action, cost));
         ControlFlow::Continue(())
     }
 

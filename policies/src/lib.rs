@@ -29,6 +29,7 @@ pub mod account;
 pub mod action;
 pub mod budget;
 pub mod candidates;
+mod demotions;
 pub mod expectations;
 pub mod geometry;
 pub mod given_back;

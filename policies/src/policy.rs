@@ -45,7 +45,8 @@ pub trait Policy: Send {
     fn name(&self) -> &'static str;
 
     /// Appends the actions that should be done now to `plan`. Takes the expected cost of each action from `budget`
-    /// before naming it. Names only windows that are backed and ready (`ready_at` has come), each at most once.
+    /// before naming it. Names only windows that are backed and ready (`ready_at` has come), each at most once. A giant
+    /// is backed if any of its windows is.
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan);
 
     /// Whether [`Policy::first_touch`] should be called. Each call costs a first touch one round trip, and

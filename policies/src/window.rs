@@ -51,11 +51,10 @@ const fn backoff_after(refusal: Refusal) -> Backoff {
         Refusal::Busy | Refusal::NotObserved => {
             Backoff { first: Duration::from_millis(10), longest: Duration::from_secs(1) }
         }
-        // Huge pages become free when a process frees memory or compaction has run, and a guest stops writing when
-        // it enters another phase: seconds.
-        Refusal::NoHugePage | Refusal::OutrunByWrites => {
-            Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) }
-        }
+        // Huge pages become free when a process frees memory or compaction has run: seconds.
+        Refusal::NoHugePage => Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) },
+        // Only giants are outrun, and each attempt copies 1 GiB without success. A guest may write like that for good.
+        Refusal::OutrunByWrites => Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(600) },
         Refusal::NotEligible | Refusal::NotPermitted | Refusal::Merged | Refusal::Gone | Refusal::Other(_) => {
             Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(60) }
         }
@@ -148,6 +147,18 @@ mod tests {
             now = state.ready_at();
         }
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    }
+
+    /// Attempts after 0, 1, 3, 7, ... 1023 s, and one 600 s later. Each copies a giant while the guest writes it all.
+    #[test]
+    fn a_giant_that_its_guest_always_outruns_is_copied_twelve_times_in_half_an_hour() {
+        let (mut state, mut now, mut attempts) = (WindowState::Ready, at(0), 0);
+        while now < at(30 * 60 * 1000) {
+            state = state.begin(now).and_then(|acting| acting.refused(Refusal::OutrunByWrites, now)).expect("legal");
+            now = state.ready_at();
+            attempts += 1;
+        }
+        assert_eq!(attempts, 12);
     }
 
     #[test]

@@ -249,7 +249,7 @@ impl Swapper {
     }
 
     /// Whether the kernel is known to keep page tables, so that no huge page arrives whole.
-    pub(super) fn keeps_page_tables(&self) -> bool {
+    pub(crate) fn keeps_page_tables(&self) -> bool {
         *self.page_tables.lock() == PageTables::Kept
     }
 

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use wideleaf_policies::{Action, Outcome, OutcomeResult, PlannedAction, Refusal, Skip, Snapshot, VmId};
 
 use super::ManagerLoop;
-use super::attempt::{Attempt, Target};
+use super::attempt::{Attempt, Mechanism, Target};
 use super::guards::Guarded;
 use super::huge_page_backoff::HugePageBackoff;
 use super::mechanisms::{Site, choose};
@@ -85,6 +85,12 @@ impl Means<'_> {
         let Means { host, should_stop, steering, huge_pages, .. } = *self;
         let SharedParts { managed: vm, releasing, collapsing, stalls, reach } = self.vms[target.vm];
         let hand = hands.get_mut(target.vm).and_then(Option::as_mut);
+        let is_paused = hand.as_ref().is_some_and(|hand| hand.is_paused(host.now()));
+        if is_paused && attempt.is_vacate() {
+            // Without a mechanism, a policy would not ask again.
+            return attempt.ended(Mechanism::Vacate, OutcomeResult::Skipped(Skip::BackingOff));
+        }
+        let hand = hand.filter(|_| !is_paused);
         let mechanism = choose(vm, attempt.planned.action, target.is_held, hand.is_some());
         let has_vacated = hand.as_ref().is_some_and(|hand| hand.has_vacated());
         let guarded =

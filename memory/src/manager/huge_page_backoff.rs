@@ -8,6 +8,7 @@
 //!     ▲                               │      and once in a while for one all the same: after 500 times what
 //!     └─── 32 in a row had a page: ───┘      the request took, twice that, … a minute. One that had its page is
 //!          compaction makes them             followed by one at the next tick, then two, four, …
+//!          or 32 blocks are free for a minute, and no window waits
 //! ```
 //!
 //! Until then windows still count as waiting, so the supply of free blocks ([`block_supply`](crate::block_supply)) goes
@@ -38,8 +39,12 @@ const PAUSE_TIMES: u32 = 500;
 const PAUSE_SHORTEST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
-/// Number of attempts without a free block that have to succeed in a row before all requests are allowed again.
+/// Number of attempts without a free block that have to succeed in a row before all requests are allowed again, and of
+/// free blocks that count as plenty.
 const PLENTY_AFTER: u64 = 32;
+
+/// Time for which that number of blocks has to be free. If that was too early, the next request is refused.
+const PLENTY_FOR: Duration = Duration::from_secs(60);
 
 /// Longest pulse while a window waits for a huge page. Counting the free blocks takes some 30 us.
 pub(super) const SHORTAGE_PULSE: Duration = Duration::from_millis(500);
@@ -70,6 +75,8 @@ struct Scarce {
     waiting: u64,
     /// Number of free pages that are in no counted block, and have not been requested yet.
     promised: u64,
+    /// Moment since which each tick found plenty of free blocks and no waiting window.
+    plenty_since: Option<Moment>,
 }
 
 /// Reason why the kernel may be asked.
@@ -84,9 +91,11 @@ pub(super) enum Grounds {
 }
 
 impl HugePageBackoff {
-    /// Lets the next request count the free blocks again.
-    pub fn begin_tick(&self) {
-        for scarce in self.lock().iter_mut() {
+    /// Lets the next request count the free blocks again, and forgets a shortage that is over.
+    pub fn begin_tick(&self, host: &dyn Host) {
+        let mut states = self.lock();
+        states.retain_mut(|scarce| !scarce.is_over(host));
+        for scarce in states.iter_mut() {
             (scarce.left, scarce.waiting, scarce.attempts) = (None, 0, scarce.made);
         }
     }
@@ -160,9 +169,19 @@ impl HugePageBackoff {
                 let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
                 let next_attempt = host.now() + pause;
                 let kept = free_now_on(host, node);
-                let (made, attempts, left, promised) = (0, 0, Some(0), 0);
                 states.retain(|scarce| scarce.node != node);
-                states.push(Scarce { node, pause, next_attempt, made, attempts, kept, left, waiting, promised });
+                states.push(Scarce {
+                    node,
+                    pause,
+                    next_attempt,
+                    made: 0,
+                    attempts: 0,
+                    kept,
+                    left: Some(0),
+                    waiting,
+                    promised: 0,
+                    plenty_since: None,
+                });
             }
             (OutcomeResult::Done, Grounds::Attempt) => {
                 states.iter_mut().filter(|scarce| scarce.node == node).for_each(|scarce| scarce.made += 1);
@@ -195,6 +214,13 @@ impl Scarce {
         let free = free_now_on(host, self.node);
         self.kept = self.kept.min(free);
         free - self.kept
+    }
+
+    /// Whether no window has waited for [`PLENTY_FOR`], with plenty of free blocks at each tick.
+    fn is_over(&mut self, host: &dyn Host) -> bool {
+        let is_plenty = self.waiting == 0 && self.new_blocks(host) >= PLENTY_AFTER;
+        self.plenty_since = self.plenty_since.or(Some(host.now())).filter(|_| is_plenty);
+        self.plenty_since.is_some_and(|since| host.now().since(since) >= PLENTY_FOR)
     }
 
     fn may_ask(&mut self, host: &dyn Host) -> Option<Grounds> {
@@ -259,7 +285,7 @@ mod tests {
             backoff.return_unused(&host, None, Grounds::Attempt);
         }
         set_free(&host, 1);
-        backoff.begin_tick();
+        backoff.begin_tick(&host);
         for _ in 0..3 {
             assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
             backoff.return_unused(&host, None, Grounds::FreeBlock);
@@ -286,7 +312,7 @@ mod tests {
         assert_eq!(backoff.may_ask(&host, None), None);
         set_free(&host, 5);
         assert_eq!(backoff.may_ask(&host, None), None, "counted once a tick");
-        backoff.begin_tick();
+        backoff.begin_tick(&host);
         assert_eq!(
             [(); 3].map(|()| backoff.may_ask(&host, None)),
             [Some(Grounds::FreeBlock), Some(Grounds::FreeBlock), None]
@@ -294,10 +320,10 @@ mod tests {
         // The kernel gave those, and one that it had kept: now it has fewer to keep.
         set_free(&host, 2);
         backoff.learn(&host, None, Grounds::FreeBlock, OutcomeResult::Done, CHEAP);
-        backoff.begin_tick();
+        backoff.begin_tick(&host);
         assert_eq!(backoff.may_ask(&host, None), None);
         set_free(&host, 3);
-        backoff.begin_tick();
+        backoff.begin_tick(&host);
         assert_eq!([(); 2].map(|()| backoff.may_ask(&host, None)), [Some(Grounds::FreeBlock), None]);
     }
 
@@ -316,7 +342,7 @@ mod tests {
     #[test]
     fn a_new_block_is_noticed_while_a_window_waits_for_one() {
         let (host, backoff) = scarce(3);
-        backoff.begin_tick();
+        backoff.begin_tick(&host);
         assert!(!backoff.is_waited_for(), "no window was planned");
         set_free(&host, 4);
         assert!(!backoff.has_new_block(&host));
@@ -327,7 +353,7 @@ mod tests {
         assert!(!backoff.has_new_block(&host), "another program took one");
         set_free(&host, 3);
         assert!(backoff.has_new_block(&host), "and gave it back");
-        backoff.begin_tick();
+        backoff.begin_tick(&host);
         assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
         backoff.learn(&host, None, Grounds::FreeBlock, NO, CHEAP);
         assert!(backoff.is_waited_for() && !backoff.has_new_block(&host), "the kernel keeps it");
@@ -353,12 +379,12 @@ mod tests {
     fn free_blocks_that_the_kernel_keeps_are_not_requested_again() {
         let (host, backoff) = scarce(0);
         set_free(&host, 7);
-        backoff.begin_tick();
+        backoff.begin_tick(&host);
         assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
         backoff.learn(&host, None, Grounds::FreeBlock, NO, CHEAP);
         for _ in 0..3 {
             assert_eq!(backoff.may_ask(&host, None), None);
-            backoff.begin_tick();
+            backoff.begin_tick(&host);
         }
     }
 
@@ -372,7 +398,7 @@ mod tests {
                 backoff.learn(&host, None, grounds, NO, CHEAP);
                 asked_at.push(second);
             }
-            backoff.begin_tick();
+            backoff.begin_tick(&host);
             host.sleep(Duration::from_secs(1));
         }
         assert_eq!(asked_at, [1, 3, 7, 15, 31, 63, 123, 183]);
@@ -406,7 +432,7 @@ mod tests {
         let mut all = 0;
         [(); 8].map(|()| {
             let before = all;
-            backoff.begin_tick();
+            backoff.begin_tick(host);
             while let Some(grounds) = backoff.may_ask(host, None).filter(|_| all < before + 100) {
                 backoff.learn(host, None, grounds, result(all), CHEAP);
                 all += 1;
@@ -434,6 +460,45 @@ mod tests {
         assert_eq!(backoff.supply(&host), HugePages::Scarce { free: 0 });
     }
 
+    /// Ticks `seconds` times, a second apart. At each, this number of windows is promoted.
+    fn tick(host: &FakeHost, backoff: &HugePageBackoff, seconds: u32, windows: u64) {
+        for _ in 0..seconds {
+            backoff.begin_tick(host);
+            for _ in 0..windows {
+                let grounds = backoff.may_ask(host, None).expect("a block is free");
+                backoff.learn(host, None, grounds, OutcomeResult::Done, CHEAP);
+            }
+            host.sleep(Duration::from_secs(1));
+        }
+    }
+
+    #[test]
+    fn the_shortage_is_over_once_many_blocks_were_free_for_a_minute() {
+        for windows in [0, 5] {
+            let (host, backoff) = scarce(3);
+            set_free(&host, 35);
+            tick(&host, &backoff, 61, windows); // at the first, the window that was refused waits
+            assert_eq!(backoff.supply(&host), free(32), "{windows}");
+            tick(&host, &backoff, 1, windows);
+            assert_eq!(backoff.supply(&host), HugePages::Plenty, "{windows}");
+        }
+    }
+
+    #[test]
+    fn the_minute_begins_again_after_a_tick_with_few_free_blocks_or_a_waiting_window() {
+        let (host, backoff) = scarce(3);
+        set_free(&host, 35);
+        tick(&host, &backoff, 40, 0);
+        set_free(&host, 34);
+        tick(&host, &backoff, 1, 0);
+        set_free(&host, 35);
+        tick(&host, &backoff, 40, 32);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt), "its wait is over; all blocks are taken");
+        assert_eq!(backoff.may_ask(&host, None), None, "one more waits");
+        tick(&host, &backoff, 60, 0);
+        assert_eq!(backoff.supply(&host), free(32));
+    }
+
     #[test]
     fn threads_that_were_refused_together_wait_as_for_one() {
         let (host, backoff) = scarce(0);
@@ -459,7 +524,7 @@ mod tests {
         assert!(!backoff.has_new_block(&host), "a block of the other node is no reason to ask again");
         set(60, 3);
         assert!(backoff.has_new_block(&host));
-        backoff.begin_tick();
+        backoff.begin_tick(&host);
         assert_eq!(backoff.may_ask(&host, second), Some(Grounds::FreeBlock));
         backoff.learn(&host, first, Grounds::Plenty, NO, CHEAP);
         assert_eq!((backoff.supply(&host), backoff.shortage(&host)), (free(1), free(1)), "now both are short");

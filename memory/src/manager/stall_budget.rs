@@ -29,7 +29,8 @@ const CREDIT_MAX: Duration = Duration::from_millis(100);
 /// Interval between two reads of the process's CPU time, which the kernel gives in units of 10 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Milliseconds of a unit of CPU time in `/proc/PID/stat`, USER_HZ (proc_pid_stat(5)): 100 a second on all architectures with KVM.
+/// Milliseconds of a unit of CPU time in `/proc/PID/stat`, USER_HZ (proc_pid_stat(5)): 100 units a second on all
+/// architectures with KVM.
 const TICK_MS: u64 = 10;
 
 /// A process is idle that uses at most one part in this many of a core. Timers of an idle Linux guest and its VMM's

@@ -1,6 +1,14 @@
 //! Swappers of one VM, until swapping turns out to be impossible on this host.
+//!
+//! ```text
+//!   Swaps ── three refusals in a row ─┬─ the kernel keeps page tables, or the RAM cannot be moved ─▶ ended for good
+//!     ▲                               │
+//!     └──────── a minute ◀── Pauses ◀─┴─ any other reason: promotions collapse, vacates back off
+//! ```
 
-use wideleaf_policies::{OutcomeResult, Refusal, WindowIndex};
+use std::time::Duration;
+
+use wideleaf_policies::{Moment, OutcomeResult, Refusal, WindowIndex};
 
 use super::attempt::{Attempt, Mechanism};
 use super::sampling::SharedAccess;
@@ -15,39 +23,55 @@ pub(super) struct Swaps {
     swappers: Vec<Swapper>,
     /// Number of consecutive refusals that suggest that the kernel or the RAM does not support swapping.
     refusals: u32,
+    /// Moment until which no window is swapped or vacated.
+    paused_until: Moment,
 }
 
-/// After this many such refusals in a row swapping ends: the kernel keeps page tables, or the RAM does not allow it.
+/// Number of such refusals in a row after which swapping pauses, or ends if they prove that it is impossible.
 const SWAP_REFUSALS_MAX: u32 = 3;
+
+/// Pause after refusals that prove nothing: a page table that another vCPU's touch makes during a swap has the same
+/// result as one that the kernel keeps. At most three copies a minute are made without success.
+const SWAP_PAUSE: Duration = Duration::from_secs(60);
 
 /// Means of one thread for swapping windows of one VM.
 pub(super) struct SwapHand<'a> {
     access: &'a SharedAccess,
     swapper: &'a mut Swapper,
+    paused_until: Moment,
 }
 
 impl Swaps {
     /// `None` where windows are not moved.
     pub fn new(access: SharedAccess, threads: u16) -> Option<Swaps> {
-        Some(Swaps { swappers: access.swappers(threads)?, access, refusals: 0 })
+        Some(Swaps { swappers: access.swappers(threads)?, access, refusals: 0, paused_until: Moment::START })
     }
 
     /// Yields one hand for each thread that copies.
     pub fn hands(&mut self) -> impl Iterator<Item = SwapHand<'_>> {
-        let Swaps { access, swappers, .. } = self;
-        swappers.iter_mut().map(|swapper| SwapHand { access, swapper })
+        let Swaps { access, swappers, paused_until, .. } = self;
+        swappers.iter_mut().map(|swapper| SwapHand { access, swapper, paused_until: *paused_until })
     }
 
     /// Records the result of a promotion. Returns `false` when swapping has proved to be impossible here.
     pub fn remains_possible(&mut self, attempt: &Attempt) -> bool {
-        match (attempt.mechanism, attempt.unswapped) {
-            (_, Some(_)) => self.refusals += 1,
+        let refused = match (attempt.mechanism, attempt.unswapped) {
+            (_, Some(refused)) => refused,
             // Into the page of a vacated window; no collapse was tried.
-            (Mechanism::Swap, None) if is_for_collapse(attempt.result) => self.refusals += 1,
-            (Mechanism::Swap, None) => self.refusals = 0,
-            _ => {}
+            (Mechanism::Swap, None) if is_for_collapse(attempt.result) => attempt.result,
+            (Mechanism::Swap, None) => {
+                self.refusals = 0;
+                return true;
+            }
+            _ => return true,
+        };
+        self.refusals += 1;
+        if self.refusals < SWAP_REFUSALS_MAX {
+            return true;
         }
-        self.refusals < SWAP_REFUSALS_MAX
+        (self.refusals, self.paused_until) = (0, attempt.at + SWAP_PAUSE);
+        let is_eligible = refused != OutcomeResult::Refused(Refusal::NotEligible);
+        is_eligible && !self.swappers.iter().any(Swapper::keeps_page_tables)
     }
 
     /// Gives the huge pages back to the host that vacated windows left and no promotion of the tick has used.
@@ -64,18 +88,89 @@ pub(super) fn is_for_collapse(result: OutcomeResult) -> bool {
 impl SwapHand<'_> {
     /// Swaps while no caller needs every window in its place.
     pub fn swap(&mut self, host: &dyn Host, window: WindowIndex) -> Swap {
-        let SwapHand { access, swapper } = self;
+        let SwapHand { access, swapper, .. } = self;
         access.unseen(|| swapper.swap(host, window))
     }
 
     /// Vacates a window while no caller needs every window in its place.
     pub fn vacate(&mut self, host: &dyn Host, window: WindowIndex) -> Vacate {
-        let SwapHand { access, swapper } = self;
+        let SwapHand { access, swapper, .. } = self;
         access.unseen(|| swapper.vacate(host, window))
+    }
+
+    /// Whether windows are neither swapped nor vacated now.
+    pub fn is_paused(&self, now: Moment) -> bool {
+        now < self.paused_until
     }
 
     /// Whether it has a huge page that a vacated window left.
     pub fn has_vacated(&self) -> bool {
         self.swapper.has_vacated()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::claims::Claims;
+    use crate::detached::Aside;
+    use crate::mover::ALL_PAGES;
+    use crate::testing::fake_host::FakeHost;
+    use crate::testing::fake_mover::FakeMover;
+    use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+    use wideleaf_policies::{Action, Cost, PageSize, PlannedAction, VmId};
+
+    const NOT_OBSERVED: OutcomeResult = OutcomeResult::Refused(Refusal::NotObserved);
+
+    struct Bed {
+        host: Arc<FakeHost>,
+        mover: Arc<FakeMover>,
+        swaps: Swaps,
+    }
+
+    impl Bed {
+        /// A VM with one thread that copies.
+        fn new() -> Bed {
+            let (host, mover) = (Arc::<FakeHost>::default(), Arc::<FakeMover>::default());
+            let aside = Arc::new(Aside::new(host.clone(), mover.clone(), Arc::<Claims>::default()));
+            let (access, swappers) = (SharedAccess::of_no_windows(aside.clone()), Swapper::several(&aside, 1));
+            let swaps = Swaps { access, swappers, refusals: 0, paused_until: Moment::START };
+            Bed { host, mover, swaps }
+        }
+
+        /// Swaps a window full of base pages, if swaps are not paused. Returns the result, and whether swaps remain
+        /// possible.
+        fn swap(&mut self, window: u64) -> Option<(OutcomeResult, bool)> {
+            let (host, window) = (self.host.clone(), WindowIndex::new(window));
+            let mut hand = self.swaps.hands().next().filter(|hand| !hand.is_paused(host.now()))?;
+            self.mover.write(window, ALL_PAGES);
+            let result = hand.swap(host.as_ref(), window).result;
+            let action = Action::Promote { vm: VmId(0), window, to: PageSize::Huge2M };
+            let planned = PlannedAction { action, cost: Cost::default(), node: None };
+            let attempt = Attempt::requested(planned, 0, host.now()).ended(Mechanism::Swap, result);
+            Some((result, self.swaps.remains_possible(&attempt)))
+        }
+    }
+
+    #[test]
+    fn swaps_pause_for_a_minute_after_three_pages_that_were_split_on_the_way() {
+        let mut bed = Bed::new();
+        bed.mover.limit_moves(100);
+        assert_eq!([1, 2, 3].map(|window| bed.swap(window)), [Some((NOT_OBSERVED, true)); 3]);
+        bed.mover.limit_moves(BASE_PAGES_PER_WINDOW);
+        bed.host.sleep(SWAP_PAUSE - Duration::from_millis(1));
+        assert_eq!(bed.swap(4), None);
+        bed.host.sleep(Duration::from_millis(1));
+        assert_eq!(bed.swap(4), Some((OutcomeResult::Done, true)));
+    }
+
+    #[test]
+    fn swaps_end_on_a_kernel_that_keeps_page_tables() {
+        let mut bed = Bed::new();
+        bed.mover.keep_tables();
+        let possible = [1, 2, 3].map(|window| bed.swap(window).is_some_and(|(_, is_possible)| is_possible));
+        assert_eq!(possible, [true, true, false]);
     }
 }

@@ -26,8 +26,6 @@ pub struct SaveRound {
     pub windows: u64,
     /// Time of the round.
     pub duration: Duration,
-    /// Part of that time in which its threads slept for the limit of bytes per second, on average.
-    pub slept: Duration,
 }
 
 /// Pages of one window to be saved.
@@ -81,8 +79,6 @@ struct Shared<'a> {
     jobs: &'a [Job],
     next: AtomicUsize,
     done: AtomicU64,
-    /// Sleep of all threads, in nanoseconds.
-    slept_ns: AtomicU64,
     began: Moment,
     /// Limit of bytes per second.
     pace: Option<u64>,
@@ -138,7 +134,6 @@ impl<'a> Rounds<'a> {
             jobs,
             next: AtomicUsize::new(0),
             done: AtomicU64::new(0),
-            slept_ns: AtomicU64::new(0),
             began: self.saver.host.now(),
             pace,
             cancel,
@@ -161,8 +156,7 @@ impl<'a> Rounds<'a> {
             Some(error) => Err(error),
             None => {
                 let duration = self.saver.host.now().since(shared.began);
-                let slept = Duration::from_nanos(shared.slept_ns.into_inner() / (helpers as u64 + 1)).min(duration);
-                Ok(SaveRound { pages: shared.done.into_inner(), windows: jobs.len() as u64, duration, slept })
+                Ok(SaveRound { pages: shared.done.into_inner(), windows: jobs.len() as u64, duration })
             }
         }
     }
@@ -211,10 +205,7 @@ impl Shared<'_> {
             if early.is_zero() || self.is_cancelled() || self.is_over.load(Ordering::Relaxed) {
                 return;
             }
-            let lay_down = self.saver.host.now();
             self.saver.host.sleep(early.min(NAP_MAX));
-            let slept = self.saver.host.now().since(lay_down).as_nanos() as u64;
-            self.slept_ns.fetch_add(slept, Ordering::Relaxed);
         }
     }
 }

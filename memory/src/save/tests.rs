@@ -426,25 +426,6 @@ fn a_closure_that_fails_after_a_pause_that_was_broken_off_fails_the_save_too() {
     assert!(guest.is_as_before());
 }
 
-#[test]
-fn what_a_limit_of_bytes_per_second_costs_a_round_is_not_expected_of_the_pause() {
-    let guest = Guest::new();
-    (0..2048).for_each(|page| guest.write(page, 1));
-    let limits = SaveLimits { bytes_per_second: NonZeroU64::new(16 << 20), ..limits() };
-    let at_call = |call| {
-        // While the last window of the first round is written, the guest writes as much as two windows.
-        if call == 3 {
-            (0..1024).for_each(|page| guest.write(page, 2));
-        }
-        Ok(())
-    };
-    let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
-    let report = guest.save(&sink, &limits).expect("a sink without a limit takes them at once");
-    let [round] = &report.rounds[..] else { panic!("{:?}", report.rounds) };
-    assert!(round.slept > Duration::from_millis(300) && round.slept <= round.duration, "{round:?}");
-    assert_eq!((report.last.pages, report.last.slept, report.is_bound_met), (1024, Duration::ZERO, true));
-}
-
 /// A guest of which the logs begin with all pages set.
 fn guest_with_full_logs() -> Guest {
     let guest = Guest::new();

@@ -501,6 +501,27 @@ fn demotion_of_other_ram_holds_the_slot_and_promotion_recovers_it_without_a_copy
     assert_eq!(work.report().copied, Bytes::ZERO);
 }
 
+/// Window 0 is hot, the others are idle, and one slot has all of them.
+#[test]
+fn schemes_hold_a_slot_with_a_hot_window_once_and_then_no_more() {
+    let (host, outside) = (host(), Arc::<Outside>::default());
+    let kvm = Arc::new(FakeSecondLevel::new(&[ram().gpa]));
+    host.make_present(RAM_AT, ram().gpa.bytes(), true);
+    let memfd = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).unwrap();
+    let vm = ManagedVm { backing: memfd, heat: Some(outside.clone()), ..vm(Some(kvm)) };
+    let schemes = policy::by_name("schemes").unwrap().with_defaults();
+    let mut work = ManagerLoop::new(host.clone(), vec![vm], schemes, plenty());
+    let of_windows = |from: u64, to: u64| (RAM_AT + mib(2) * from, RAM_AT + mib(2) * to);
+    let regions = [(of_windows(0, 1), 10_000), (of_windows(1, WINDOWS), 0)];
+    let region = |((start, end), rate)| HeatRegion { start, end, rate: PerTenThousand::new(rate) };
+    let heat = Arc::new(Heat::new(regions.map(region).to_vec()));
+    for number in 0..60 {
+        *outside.0.lock() = Some(LatestHeat { number, age: Duration::ZERO, heat: heat.clone() });
+        run(&mut work, &host, 1);
+    }
+    assert_eq!((count(work.report(), "hold_at_4k", "done"), count(work.report(), "recover", "done")), (1, 1));
+}
+
 #[test]
 fn a_hold_set_by_another_user_is_left_alone_and_reported() {
     let (host, kvm) = (host(), second_level());

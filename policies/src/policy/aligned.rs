@@ -6,6 +6,8 @@
 //!   host 4K    first         then                  last         left alone
 //!   host 2M    well-aligned                        misaligned: split first when the host is short
 //! ```
+//!
+//! A split that held a whole memslot at 4 KiB is taken back, and is the last of its VM.
 
 use core::ops::ControlFlow;
 
@@ -13,6 +15,7 @@ use super::{Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Turns, is_demotable, is_promotable};
+use crate::demotions::Demotions;
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
 use crate::parameters::{ParameterInfo, Parameters};
@@ -60,6 +63,7 @@ pub struct Aligned {
     promotes_misaligned: bool,
     shortage: Watermark,
     expectations: Expectations,
+    demotions: Demotions,
     turns: Turns,
     ranking: Ranking,
 }
@@ -72,6 +76,7 @@ impl Aligned {
             promotes_misaligned: parameters.number("misaligned") == 1,
             shortage: Watermark::of_percent(parameters.number("split_from"), parameters.number("split_to")),
             expectations: Expectations::default(),
+            demotions: Demotions::default(),
             turns: Turns::default(),
             ranking: Ranking::default(),
         }
@@ -101,14 +106,24 @@ impl Aligned {
     }
 
     fn split_misaligned(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
-        let expectations = &self.expectations;
-        self.turns.visit(snapshot, |place| {
+        let Aligned { expectations, demotions, turns, .. } = self;
+        for vm in &snapshot.vms {
+            if let Some(row) = demotions.held(vm).filter(|row| is_promotable(vm, *row, now))
+                && expectations.request_huge(vm, row, budget, plan).is_break()
+            {
+                return;
+            }
+        }
+        turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
-            if rank(vm.guest_mapping[row]) != Some(MISALIGNED) || !is_demotable(vm, row, now) {
+            let is_misaligned = rank(vm.guest_mapping[row]) == Some(MISALIGNED);
+            if !is_misaligned || !is_demotable(vm, row, now) || !demotions.may_demote(vm) {
                 return ControlFlow::Continue(());
             }
             let demote = Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K };
-            expectations.request(demote, false, budget, plan)
+            expectations.request(demote, false, budget, plan)?;
+            demotions.planned(vm, row);
+            ControlFlow::Continue(())
         });
     }
 }
@@ -136,6 +151,7 @@ impl Policy for Aligned {
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        self.demotions.observe(snapshot);
         if self.shortage.update(snapshot.host) {
             self.split_misaligned(snapshot, now, budget, plan);
         } else {
@@ -145,5 +161,6 @@ impl Policy for Aligned {
 
     fn learn(&mut self, outcome: &Outcome) {
         self.expectations.learn(outcome);
+        self.demotions.learn(outcome);
     }
 }

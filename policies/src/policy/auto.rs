@@ -352,19 +352,30 @@ impl Auto {
                 let Some(left) = pages.checked_sub(1) else { continue };
                 pages = left;
             }
-            if given.is_some_and(|given| market::vacate(given, snapshot, expectations, memory, budget, plan).is_break())
-                || expectations.request_huge_on(node, vm, row, budget, plan).is_break()
-            {
+            let to = PageSize::Huge2M;
+            let promote = (node, Action::Promote { vm: vm.vm, window: vm.windows[row], to }, vm.is_held[row]);
+            let vacate = given.map(|given| (None, market::vacate(given, snapshot), false));
+            // Together or not at all: what is vacated for no promotion counts as given to another VM.
+            let requested = match vacate {
+                Some(vacate) => expectations.request_all(&[vacate, promote], budget, plan),
+                None => expectations.request_all(&[promote], budget, plan),
+            };
+            if requested.is_break() {
                 return;
+            }
+            if let Some(given) = given {
+                memory.of_vm(given.vm as usize)[given.row as usize].was_vacated = true;
             }
             let is_known = vm.access[row].samples() > 0;
             *(if is_known { &mut score.planned_on_access } else { &mut score.planned_on_residency }) += 1;
             let planned = &mut memory.of_vm(place.vm as usize)[row];
             (planned.resident_before, planned.kind) = (vm.resident[row], Kind::of(vm, row));
         }
-        let _full_or_spent = core::iter::from_fn(|| vacating.next_for(None))
-            .take(for_others)
-            .try_for_each(|given| market::vacate(given, snapshot, expectations, memory, budget, plan));
+        let _full_or_spent = core::iter::from_fn(|| vacating.next_for(None)).take(for_others).try_for_each(|given| {
+            expectations.request(market::vacate(given, snapshot), false, budget, plan)?;
+            memory.of_vm(given.vm as usize)[given.row as usize].was_vacated = true;
+            ControlFlow::Continue(())
+        });
     }
 
     /// Releases the zero pages that a trial added for nothing, once a sensor has found them.

@@ -59,11 +59,10 @@ impl Giant {
 
     /// Whether the rows of one giant may become one page.
     fn may_be_giant(&self, vm: &VmSnapshot, rows: core::ops::Range<usize>, now: Moment) -> bool {
-        let first = rows.start;
         let is_whole = rows.len() == WINDOWS_PER_GIANT;
-        let is_backed = !matches!(vm.backing[first], Backing::Unbacked | Backing::Giant1G);
+        let is_giant = vm.backing[rows.start] == Backing::Giant1G;
         // Check every row: another actor may be working on a part of the giant (a log, an action that backs off).
-        if !is_whole || !is_backed || vm.ready_at[rows.clone()].iter().any(|ready_at| *ready_at > now) {
+        if !is_whole || is_giant || vm.ready_at[rows.clone()].iter().any(|ready_at| *ready_at > now) {
             return false;
         }
         if rows.clone().any(|row| vm.is_given_back(row)) {

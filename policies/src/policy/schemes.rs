@@ -9,7 +9,8 @@
 //!
 //! A *region* is a run of neighbouring windows with the same access rate, in tenths (0 is its own class), and the
 //! same age, the time for which that class has held. The first rule that fits a region is applied to its windows.
-//! The manager's budget takes the place of DAMON's quota on time. Windows without samples belong to no region.
+//! The manager's budget takes the place of DAMON's quota on time. Windows without samples belong to no region. No
+//! window is demoted where that would hold its whole memslot at 4 KiB.
 
 use core::ops::Range;
 use core::time::Duration;
@@ -22,6 +23,7 @@ use super::{Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{is_demotable, is_promotable};
+use crate::demotions::Demotions;
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
 use crate::parameters::{ParameterInfo, ParameterKind, Parameters};
@@ -217,6 +219,7 @@ pub struct Schemes {
     apply_at: Moment,
     patterns: WindowMemory<Pattern>,
     expectations: Expectations,
+    demotions: Demotions,
 }
 
 impl Schemes {
@@ -230,6 +233,7 @@ impl Schemes {
             apply_at: Moment::START,
             patterns: WindowMemory::default(),
             expectations: Expectations::default(),
+            demotions: Demotions::default(),
         }
     }
 
@@ -272,6 +276,7 @@ impl Policy for Schemes {
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
+        self.demotions.observe(snapshot);
         // A host without data counts as empty: rules without watermarks are applied there, others are not.
         let host = snapshot.host.unwrap_or_default();
         if !self.active.update(Some(host)) || now < self.apply_at {
@@ -292,11 +297,16 @@ impl Policy for Schemes {
                     continue;
                 };
                 for row in region.rows {
-                    let Some(action) = action(rule.effect, vm, row, now) else {
+                    let is_demotion = rule.effect == Effect::Demote;
+                    let may_act = !is_demotion || self.demotions.may_demote(vm);
+                    let Some(action) = action(rule.effect, vm, row, now).filter(|_| may_act) else {
                         continue;
                     };
                     if quota == 0 || self.expectations.request(action, vm.is_held[row], budget, plan).is_break() {
                         return;
+                    }
+                    if is_demotion {
+                        self.demotions.planned(vm, row);
                     }
                     quota -= 1;
                 }
@@ -306,6 +316,7 @@ impl Policy for Schemes {
 
     fn learn(&mut self, outcome: &Outcome) {
         self.expectations.learn(outcome);
+        self.demotions.learn(outcome);
     }
 }
 

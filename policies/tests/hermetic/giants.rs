@@ -66,6 +66,13 @@ fn a_giant_is_asked_for_once_its_shorter_walks_pay_for_the_copy() {
 }
 
 #[test]
+fn the_first_window_of_a_giant_may_be_empty() {
+    let mut vm = huge(&[busy()], GuestMapping::Base4K);
+    (vm.backing[0], vm.resident[0], vm.access[0]) = (Backing::Unbacked, 0, AccessHistory::default());
+    assert!(asked_after(&mut Desk::new(GIANT), &free(1, &vm)).is_some());
+}
+
+#[test]
 fn without_the_parameter_or_without_a_free_page_no_giant_is_asked_for() {
     let vm = huge(&[busy()], GuestMapping::Base4K);
     let asks = |choice, pages| asked_after(&mut Desk::new(choice), &free(pages, &vm)).is_some();

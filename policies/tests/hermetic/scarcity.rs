@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use wideleaf_policies::market::{Level, bid};
 use wideleaf_policies::rotation::{Rotation, TouchFrequency};
-use wideleaf_policies::units::gib;
+use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
-    AccessHistory, Action, GuestMapping, HostMemory, HugePagePrice, HugePages, Moment, OutcomeResult, PerTenThousand,
-    Refusal, SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    AccessHistory, Action, BudgetLimits, GuestMapping, HostMemory, HugePagePrice, HugePages, Moment, OutcomeResult,
+    PerTenThousand, Refusal, SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 use crate::scenarios::{Desk, HOT, IDLE, PROOF, promote, samples, seconds, vm_with};
@@ -68,6 +68,15 @@ fn exactly_the_cold_windows_that_the_hot_ones_lack_give_their_page_back_before_e
     assert_eq!(plan(2), [promote(4), promote(5)]);
     let plentiful = proven(&vm).plan(&with(HugePages::Plenty, vec![vm.clone()]), seconds(1));
     assert_eq!(plentiful, [promote(4), promote(5)]);
+}
+
+/// A burst of 7 MiB: two trades copy 8 MiB.
+#[test]
+fn no_window_is_vacated_for_a_promotion_that_the_budget_does_not_cover() {
+    let vm = cold_and_hot("HHHHff");
+    let limits = BudgetLimits { copy_per_second: mib(7), burst: Duration::from_secs(1), ..BudgetLimits::default() };
+    let plan = proven(&vm).plan_within(&scarce(0, vec![vm.clone()]), seconds(1), limits);
+    assert_eq!(plan, [vacate(0), promote(4)]);
 }
 
 #[test]

@@ -534,6 +534,8 @@ fn giant_promotes_huge_windows_to_a_giant_and_skips_too_empty_ones() {
     let giant = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Giant1G };
     assert_eq!(plan("giant", "H".repeat(512)), [giant]);
     assert_eq!(plan("giant", "s".to_owned() + &".".repeat(511)), [giant], "one present page suffices for Trident");
+    assert_eq!(plan("giant", ".".to_owned() + &"H".repeat(511)), [giant], "its first window may be empty");
+    assert_eq!(plan("giant", ".".repeat(512)), []);
     assert_eq!(plan("giant:max_none_1g=511", "s".to_owned() + &"f".repeat(511)), [giant]);
     assert_eq!(plan("giant:max_none_1g=511", "s".to_owned() + &".".repeat(511)), [promote(0)]);
 }
@@ -561,6 +563,42 @@ fn ethp_promotes_accessed_windows_and_demotes_windows_idle_for_seven_seconds() {
     assert_eq!(desk.plan(&snapshot, seconds(10)), [promote(0)]);
     assert_eq!(desk.plan(&snapshot, seconds(16)), [promote(0)]);
     assert_eq!(desk.plan(&snapshot, seconds(17)), [promote(0), demote]);
+}
+
+/// A VM with KVM's counters: its first demotion shows whether the next snapshot has a split window or a held slot.
+fn with_counters(mut vm: VmSnapshot) -> VmSnapshot {
+    vm.mapping = Some(Default::default());
+    vm
+}
+
+#[test]
+fn ethp_demotes_no_further_window_of_a_vm_that_is_held_by_whole_slots() {
+    let idle = |drawn| of(vec![with_counters(vm_with(0, drawn, |_, row| row.access = samples("----")))]);
+    let demote = |window| Action::Demote { vm: VmId(0), window: WindowIndex::new(window), to: PageSize::Base4K };
+    let after = |result, drawn| {
+        let mut desk = Desk::new("schemes");
+        desk.plan(&idle("HHHH"), seconds(0));
+        assert_eq!(desk.plan(&idle("HHHH"), seconds(7)), [demote(0)], "one shows it");
+        desk.hears(demote(0), seconds(7), result);
+        desk.plan(&idle(drawn), seconds(8))
+    };
+    assert_eq!(after(OutcomeResult::Done, "fHHH"), [demote(1), demote(2), demote(3)]);
+    assert_eq!(after(OutcomeResult::Done, "hhHH"), [], "windows 2 and 3 are in another slot");
+    assert_eq!(after(OutcomeResult::Refused(Refusal::Busy), "HHHH"), [demote(0)], "it has shown nothing");
+}
+
+#[test]
+fn aligned_takes_back_a_split_that_held_a_whole_slot() {
+    let short = |drawn| {
+        let vm = vm_with(0, drawn, |_, row| row.guest_mapping = GuestMapping::Base4K);
+        Snapshot { host: used(90), vms: vec![with_counters(vm)] }
+    };
+    let demote = Action::Demote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Base4K };
+    let mut desk = Desk::new("aligned");
+    assert_eq!(desk.plan(&short("HHHH"), seconds(1)), [demote]);
+    desk.hears(demote, seconds(1), OutcomeResult::Done);
+    assert_eq!(desk.plan(&short("hhHH"), seconds(2)), [promote(0)]);
+    assert_eq!(desk.plan(&short("HHHH"), seconds(3)), []);
 }
 
 /// `ff ff` are two regions of 4 MiB by their rates, `f` is one of 2 MiB behind a window without samples.

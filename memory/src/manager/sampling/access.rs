@@ -113,6 +113,14 @@ impl SharedAccess {
         SharedAccess(Arc::new(AccessAndSwaps { swaps: RwLock::default(), sampling: Mutex::new(sampling) }))
     }
 
+    /// A sensor that samples nothing, for tests of the swaps beside it.
+    #[cfg(test)]
+    pub(in crate::manager) fn of_no_windows(aside: Arc<crate::detached::Aside>) -> SharedAccess {
+        let sampler = Box::new(AccessSensor::new(aside, AccessConfig::default()));
+        let share = Share::new(URGENT_LIMITS, ACCESS_COST, Moment::START);
+        SharedAccess::new(AccessSampling::of_sampler(VmId(0), "access", sampler, Vec::new(), share))
+    }
+
     /// Brings every window back. No window is aside while the returned value exists.
     pub(in crate::manager) fn in_place(&self, host: &dyn Host) -> InPlace<'_> {
         let no_swap = self.0.swaps.write();

@@ -222,11 +222,11 @@ fn find_giants<'a>(
     })
 }
 
-/// Whether the rows of one giant may become one page.
+/// Whether the rows of one giant may become one page. Some of them, also the first, may be empty.
 fn may_be_giant(vm: &VmSnapshot, mut rows: Range<usize>, now: Moment) -> bool {
     let is_free = |row: usize| vm.ready_at[row] <= now && !vm.is_held[row] && !vm.is_given_back(row);
     let is_smaller = |row: usize| vm.backing[row] != Backing::Giant1G;
-    vm.backing[rows.start] != Backing::Unbacked && rows.all(|row| is_smaller(row) && is_free(row))
+    rows.all(|row| is_smaller(row) && is_free(row))
 }
 
 /// Whether the rows are one giant page that the guest has not used at any sample, each of its windows.

@@ -18,8 +18,6 @@
 //! only up to its newest sample, and only if that saw a touch. Otherwise the page of a cold window goes to one that was
 //! hot seconds ago and is cold as well by now.
 
-use core::ops::ControlFlow;
-
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -27,15 +25,12 @@ use super::audit::{Audit, Kind};
 use super::judge::Judge;
 use super::memory::Memory;
 use crate::account::host_backing;
-use crate::action::{Action, Plan};
-use crate::budget::Budget;
+use crate::action::Action;
 use crate::candidates::{Place, is_demotable};
-use crate::expectations::Expectations;
 use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price, spare};
 use crate::rank::{BUCKETS, Ranking, bucket_of};
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{Moment, PerTenThousand, WindowIndex};
-use crate::window_memory::WindowMemory;
 
 /// Number of newest samples without a touch after which a large window may give its huge page back. A sample watches
 /// for 10 to 80 ms. If touches come at random times, a window with 40 of them a second passes two samples of 40 ms once
@@ -320,20 +315,10 @@ pub(super) fn spare_of(vm: &VmSnapshot) -> u64 {
     spare(backing.huge_2m + backing.giant_1g, backing.resident(), vm.guarantee)
 }
 
-/// Puts the request into the plan, and notes that the window gave its page back.
-pub(super) fn vacate(
-    place: Place,
-    snapshot: &Snapshot,
-    expectations: &Expectations,
-    memory: &mut WindowMemory<Memory>,
-    budget: &mut Budget,
-    plan: &mut Plan,
-) -> ControlFlow<()> {
+/// The request that the window of this row gives its huge page back.
+pub(super) fn vacate(place: Place, snapshot: &Snapshot) -> Action {
     let (vm, row) = place.of(snapshot);
-    let action = Action::Vacate { vm: vm.vm, window: vm.windows[row] };
-    expectations.request(action, false, budget, plan)?;
-    memory.of_vm(place.vm as usize)[row].was_vacated = true;
-    ControlFlow::Continue(())
+    Action::Vacate { vm: vm.vm, window: vm.windows[row] }
 }
 
 fn is_idle_of_late(access: AccessHistory) -> bool {

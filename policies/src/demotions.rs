@@ -1,0 +1,76 @@
+//! Whether a window of a VM can be demoted alone. Policies that demote for the page size have one window show it.
+//!
+//! ```text
+//!                      ┌─ on base pages ─▶ alone
+//!   first demotion ────┤
+//!   of a VM with KVM   └─ huge and held ─▶ whole: its memslot is mapped at 4 KiB, hot windows included, and no memory
+//!                                          is freed. No further window of the VM is demoted
+//! ```
+
+use alloc::collections::BTreeMap;
+
+use crate::action::Action;
+use crate::outcome::{Outcome, OutcomeResult};
+use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot};
+use crate::units::{PageSize, WindowIndex};
+
+/// RAM of a VM, as far as its first demotion has shown it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ram {
+    /// The next snapshot shows how this window was demoted.
+    Tried(WindowIndex),
+    /// Each window can be demoted alone.
+    Alone,
+    /// The demotion of this window held all of its memslot.
+    Whole(WindowIndex),
+}
+
+/// Outcome of the first demotion, by VM.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Demotions(BTreeMap<VmId, Ram>);
+
+impl Demotions {
+    /// Looks at the windows that were demoted first.
+    pub fn observe(&mut self, snapshot: &Snapshot) {
+        self.0.retain(|id, ram| {
+            let Ram::Tried(window) = *ram else { return true };
+            let Some(vm) = snapshot.vm(*id) else { return false };
+            *ram = match vm.row(window) {
+                Some(row) if vm.backing[row] == Backing::Base4K => Ram::Alone,
+                Some(row) if vm.is_held[row] => Ram::Whole(window),
+                _ => return false,
+            };
+            true
+        });
+    }
+
+    /// Whether a window of this VM may be demoted now.
+    pub fn may_demote(&self, vm: &VmSnapshot) -> bool {
+        !matches!(self.0.get(&vm.vm), Some(Ram::Tried(_) | Ram::Whole(_)))
+    }
+
+    /// Notes that the demotion of a window is planned. Only a VM with KVM's counters can be held.
+    pub fn planned(&mut self, vm: &VmSnapshot, row: usize) {
+        if vm.mapping.is_some() {
+            self.0.entry(vm.vm).or_insert(Ram::Tried(vm.windows[row]));
+        }
+    }
+
+    /// Row of the window that was demoted and held its memslot.
+    pub fn held(&self, vm: &VmSnapshot) -> Option<usize> {
+        match self.0.get(&vm.vm) {
+            Some(Ram::Whole(window)) => vm.row(*window).filter(|row| vm.is_held[*row]),
+            _ => None,
+        }
+    }
+
+    /// Forgets a first demotion that was not done.
+    pub fn learn(&mut self, outcome: &Outcome) {
+        if let Action::Demote { vm, window, to: PageSize::Base4K } = outcome.action
+            && outcome.result != OutcomeResult::Done
+            && self.0.get(&vm) == Some(&Ram::Tried(window))
+        {
+            self.0.remove(&vm);
+        }
+    }
+}
