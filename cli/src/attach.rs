@@ -138,6 +138,15 @@ impl Wish {
         Ok(find::resolve(&Places::default(), &self.target)?)
     }
 
+    /// Checks that nothing is asked for that only wideleafd can do.
+    fn check_without_daemon(&self) -> Result<(), Failure> {
+        let Some(_) = self.guarantee.share() else { return Ok(()) };
+        Err(Failure::Usage(format!(
+            "cannot keep a guarantee of {} without wideleafd: start it, or omit --guarantee",
+            self.guarantee
+        )))
+    }
+
     /// The same settings for a manager in this process.
     fn session(&self) -> Result<session::Settings, Failure> {
         let policy = match self.settings.policy.as_deref().unwrap_or(DEFAULT_POLICY) {
@@ -166,12 +175,14 @@ pub fn main(args: &AttachArgs) -> Result<(), Failure> {
         return output.write(&plan, |lines| lines.iter().map(|line| clean(line) + "\n").collect());
     }
     if args.foreground {
+        wish.check_without_daemon()?;
         return manage(&wish, output);
     }
     let request = Request::Attach { target: wish.target.clone(), settings: wish.settings.clone() };
     match args.socket.reply(request) {
         Ok(answer) => output.write(&vm_of(answer)?, |vm| format!("{}\n", tables::care_line(vm))),
         Err(error) if args.socket.may_do_without(&error) => {
+            wish.check_without_daemon()?;
             say(format_args!("{error}; until then this command manages the guest"));
             manage(&wish, output)
         }
@@ -181,12 +192,6 @@ pub fn main(args: &AttachArgs) -> Result<(), Failure> {
 
 /// Manages the guest until it ends or the user interrupts, then shows the manager's actions.
 fn manage(wish: &Wish, output: Output) -> Result<(), Failure> {
-    if wish.guarantee.share().is_some() {
-        return Err(Failure::Usage(format!(
-            "cannot keep a guarantee of {} without wideleafd: start it, or omit --guarantee",
-            wish.guarantee
-        )));
-    }
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     let attached = Attached::start(wish.guest()?, wish.session()?)?;
     say(tables::care_line(&attached.view()));

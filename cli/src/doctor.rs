@@ -20,7 +20,7 @@ use wideleaf_run::{devices, guest};
 use wideleaf_vmm::sandbox;
 
 use crate::options::FormatArg;
-use crate::output::Output;
+use crate::output::{Output, end_of_both};
 use crate::run::front_end::TerminalFrontEnd;
 use crate::table::{number, prose_table, table};
 
@@ -86,11 +86,11 @@ pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
         mappings,
     };
     let wrong = report.mappings.as_ref().map_or(0, MappingReport::wrong);
-    output.write(&report, DoctorReport::to_table)?;
-    if wrong > 0 {
-        return Err(Failure::GuestFailed(format!("{wrong} mappings are not as expected; see the table above")));
-    }
-    Ok(())
+    let verdict = match wrong {
+        0 => Ok(()),
+        _ => Err(Failure::GuestFailed(format!("{wrong} mappings are not as expected; see the table above"))),
+    };
+    end_of_both(verdict, output.write(&report, DoctorReport::to_table))
 }
 
 impl DoctorReport {

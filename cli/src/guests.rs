@@ -42,7 +42,7 @@ Examples:
     wideleaf list --socket /run/other/control.sock --format json
 
   Names of the VMs with less than half of their memory in large pages:
-    wideleaf list --format json | jq -r '.vms[] | select(.backing.huge_2m < .backing.base_4k) | .name'";
+    wideleaf list --format json | jq -r '.vms[] | select(.backing | .huge_2m + .giant_1g < .base_4k) | .name'";
 
 /// Arguments of `wideleaf list`.
 #[derive(Args, Debug)]

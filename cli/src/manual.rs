@@ -10,6 +10,7 @@ use clap_mangen::Man;
 use wideleaf_run::failure::Failure;
 
 use crate::manual_page;
+use crate::output::print;
 
 /// Arguments of `wideleaf completions`.
 #[derive(Debug, Args)]
@@ -29,14 +30,13 @@ pub struct ManArgs {
 /// Prints the completion script of a shell.
 ///
 /// # Errors
-/// [`Failure::Output`] if standard output is closed.
+/// [`Failure::Output`] if it could not be written.
 pub fn completions(program: &mut Command, args: &CompletionsArgs) -> Result<(), Failure> {
     // Into memory first: the generator panics if a write fails.
     let mut script = Vec::new();
     let name = program.get_name().to_owned();
     clap_complete::generate(args.shell, program, name, &mut script);
-    io::Write::write_all(&mut io::stdout(), &script)
-        .map_err(|error| Failure::Output(format!("cannot write to standard output: {error}")))
+    print(&String::from_utf8_lossy(&script))
 }
 
 /// Writes a manual page for the program and one for each visible command.

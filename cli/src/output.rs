@@ -75,6 +75,18 @@ impl Place {
     }
 }
 
+/// The end of a command, from the ends of its work and of the writing of its result. If both failed, the exit code is
+/// that of the work, and the loss of the result is reported as well.
+///
+/// # Errors
+/// Those of the work, else those of the writing.
+pub fn end_of_both(work: Result<(), Failure>, written: Result<(), Failure>) -> Result<(), Failure> {
+    if let (Err(_), Err(lost)) = (&work, &written) {
+        say(format_args!("wideleaf: {lost}"));
+    }
+    work.and(written)
+}
+
 /// Time for which a program that a signal has ended waits for a reader of standard output that takes nothing.
 const PATIENCE_WHEN_INTERRUPTED: Duration = Duration::from_secs(1);
 

@@ -459,9 +459,10 @@ fn reserve(args: &PoolReserveArgs) -> Result<(), Failure> {
     output.write(&PoolChange::new(Change::Reserve, &args.change, Some(pages), outcome)?, PoolChange::to_table)
 }
 
-/// Makes the pool larger. Ctrl-C makes the kernel stop with fewer pages than requested, and all of them are given back.
+/// Makes the pool larger. Ctrl-C or a closed terminal makes the kernel stop with fewer pages than requested, and all of
+/// them are given back.
 fn reserved(pools: &HugetlbPools, request: &Request) -> Result<u64, Failure> {
-    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?.also_at_hangup()?;
     // The kernel makes pages for as long as it takes, and partial results are given back.
     interrupts.stand_down();
     let result = pools.reserve(request);

@@ -199,7 +199,7 @@ fn write_phases(out: &mut String, phases: &[Phase]) {
     let mut rows = table(&["phase", "seconds", "rate", "before promotion", "after", "host 4k", "host 2m", "host 1g"]);
     for phase in phases {
         let optional = |r: Option<f64>| r.map_or("-".into(), rate);
-        let whole = (phase.units > 0).then_some(phase.rate_per_s);
+        let whole = (phase.rate_per_s > 0.0).then_some(phase.rate_per_s);
         let cut_off = if phase.is_complete { "" } else { " (cut off)" };
         rows.add_row([
             Cell::new(format!("{}{cut_off}", phase.name)),
@@ -418,4 +418,17 @@ fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
         Bytes::new(manager.bloat_bytes),
         manager.budget_refusals
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_too_short_for_a_rate_has_none_in_the_table() {
+        let phase = Phase { name: "update".into(), units: 9, ..Phase::default() };
+        let mut out = String::new();
+        write_phases(&mut out, &[phase]);
+        assert!(!out.contains("/s"), "{out}");
+    }
 }

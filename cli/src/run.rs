@@ -24,7 +24,7 @@ use wideleaf_vmm::sandbox::before_first_thread;
 use self::args::{PolicyOrHelp, RunArgs};
 use self::front_end::TerminalFrontEnd;
 use crate::options::FormatArg;
-use crate::output::{Output, print, say};
+use crate::output::{Output, end_of_both, print, say};
 use crate::report::headline::headline;
 use crate::table::prose_table;
 use crate::{report, stderr};
@@ -139,16 +139,8 @@ fn run(
         }
     };
     let kept = written.and_then(|()| check_recording(&spec, &report));
-    match (end, kept) {
-        (Ok(()), kept) => kept?,
-        (end, Ok(())) => end?,
-        // The exit code says how the run ended; the loss of its result is reported as well.
-        (end, Err(lost)) => {
-            say(format_args!("wideleaf: {lost}"));
-            end?;
-        }
-    }
-    verdict(&report.outcome, report.verification.as_ref(), &report.results)
+    let verdict = end.and_then(|()| verdict(&report.outcome, report.verification.as_ref(), &report.results));
+    end_of_both(verdict, kept)
 }
 
 /// Checks that the recording is complete in its file.

@@ -7,6 +7,8 @@
 //! ```
 
 pub mod draw;
+#[cfg(test)]
+mod fake;
 pub mod heat_map;
 pub mod screen;
 pub mod watch;
@@ -21,6 +23,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::layout::Rect;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::text::clean;
 use wideleaf_run::undo::Undo;
 
 use crate::options::parse_duration;
@@ -28,7 +31,7 @@ use crate::output::print;
 use crate::vm_source::{Source, SourceArg};
 use heat_map::Column;
 use screen::{Effect, Screen, Tab};
-use watch::{Watch, look};
+use watch::{Detail, Seen, Watch};
 
 /// Longest wait before a key or a sample is handled: less than a person notices.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -101,7 +104,7 @@ pub fn main(args: &TopArgs) -> Result<(), Failure> {
     let source = args.source.source()?;
     let vm = args.vm.as_deref().map(|name| source.vm(name)).transpose()?.map(|vm| vm.pid);
     if args.once || !io::stdout().is_terminal() {
-        return print(&text(source.as_ref(), vm));
+        return print(&text(source.as_ref(), vm)?);
     }
     let terminal = OpenTerminal::open()?;
     run(terminal, Watch::start(source, args.interval), Screen::new(vm), &interrupts)
@@ -174,21 +177,30 @@ fn next_event(screen: &mut Screen) -> Result<Option<Effect>, Failure> {
     }
 }
 
-/// One sample as text: the list, and for a named VM its map and its explanation.
-fn text(source: &dyn Source, vm: Option<u32>) -> String {
+/// One sample as text: the list with its notes, and for a named VM its map and its explanation.
+fn text(source: &dyn Source, vm: Option<u32>) -> Result<String, Failure> {
+    let host = source.host()?;
+    let notes: String = host.notes.iter().map(|note| clean(note) + "\n").collect();
+    let detail = vm.map(|pid| detail(source, pid)).transpose()?;
     let mut screen = Screen::new(vm);
     // No request follows, because this is the only sample.
-    screen.take(look(source, vm, None));
+    screen.take(Seen { host: Ok(host), detail, message: None });
     screen.tab = Tab::List;
     let vms = u16::try_from(screen.vms().len()).unwrap_or(u16::MAX);
-    let mut out = text_of(&screen, vms.saturating_add(TEXT_ROWS_BESIDE_VMS));
+    let mut out = text_of(&screen, vms.saturating_add(TEXT_ROWS_BESIDE_VMS)) + &notes;
     if vm.is_some() {
         for (tab, column) in [(Tab::Map, Column::Backing), (Tab::Map, Column::State), (Tab::Explain, Column::Backing)] {
             (screen.tab, screen.column) = (tab, column);
             out.push_str(&text_of(&screen, TEXT_HEIGHT));
         }
     }
-    out
+    Ok(out)
+}
+
+/// Details of this process's VM, all of them.
+fn detail(source: &dyn Source, pid: u32) -> Result<Detail, Failure> {
+    let name = pid.to_string();
+    Ok(Detail { pid, windows: Ok(source.windows(&name)?), explanation: Ok(source.explanation(&name)?) })
 }
 
 /// The rows of a screen that are not empty, without its keys.
@@ -199,4 +211,23 @@ fn text_of(screen: &Screen, height: u16) -> String {
     let row =
         |y: u16| (0..TEXT_WIDTH).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned() + "\n";
     (0..height - 1).map(row).filter(|row| row != "\n").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fake::Fake;
+
+    #[test]
+    fn a_failed_sample_is_a_failure_of_the_text() {
+        let failed = |source: &Fake, vm| text(source, vm).map_err(|why| (why.exit_code(), why.to_string()));
+        assert_eq!(failed(&Fake { is_gone: true }, None), Err((4, "the daemon is gone".into())));
+        assert_eq!(failed(&Fake::default(), Some(1)), Err((2, "no VM 1".into())));
+    }
+
+    #[test]
+    fn the_text_has_the_notes_of_the_host() {
+        let expected = "wideleaf top: 0 VMs, read-only: no daemon was asked\nno VM runs on this host\na note\n";
+        assert_eq!(text(&Fake::default(), None).expect("a sample"), expected);
+    }
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use signal_hook::SigId;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use wideleaf_vmm::sys::signals::end_at_the_second_of;
 
@@ -97,6 +97,20 @@ impl Interrupts {
         Ok(interrupts)
     }
 
+    /// Lets a closed terminal (`SIGHUP`) set the flag too, unless this program was started to ignore that, as by
+    /// nohup(1). A second one does not end the process: a shell sends one, and the kernel another.
+    ///
+    /// # Errors
+    /// As [`Interrupts::install`].
+    pub fn also_at_hangup(self) -> Result<Interrupts, Failure> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if !is_ignored(SIGHUP, &status) {
+            let flag = signal_hook::flag::register(SIGHUP, self.state.flag.clone());
+            flag.map_err(|error| Failure::Host(format!("cannot handle signals: {error}")))?;
+        }
+        Ok(self)
+    }
+
     /// The program's handlers; `None` while a signal ends it at once.
     pub fn of_this_program() -> Option<&'static Interrupts> {
         OF_THIS_PROGRAM.get()
@@ -173,6 +187,12 @@ impl Interrupts {
     }
 }
 
+/// Whether a process with this text in `/proc/PID/status` ignores the signal.
+fn is_ignored(signal: i32, status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 /// Watches until the command ends by itself, or is ended here.
 fn watch(mut signals: Signals, state: &State) {
     let mut first: Option<Instant> = None;
@@ -206,4 +226,16 @@ fn end(state: &State, is_second: bool) -> ! {
         std::thread::sleep(LOOK_EVERY / 20);
     }
     signal_hook::low_level::exit(Failure::INTERRUPTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_ignored_if_its_bit_is_set() {
+        let status = "SigBlk:\t0000000000000001\nSigIgn:\t0000000000001002\nSigCgt:\t0000000000000001\n";
+        assert_eq!([SIGHUP, SIGINT, SIGTERM].map(|signal| is_ignored(signal, status)), [false, true, false]);
+        assert!(!is_ignored(SIGHUP, ""));
+    }
 }

@@ -340,7 +340,7 @@ pub struct Phase {
     pub is_complete: bool,
     /// Units of work done.
     pub units: u64,
-    /// Units of work per second over the whole part.
+    /// Units of work per second over the whole part; 0 if the part is too short for a rate, or the clock unknown.
     pub rate_per_s: f64,
     /// Rate until the first promotion was done, from progress marks.
     pub rate_before_promotion_per_s: Option<f64>,

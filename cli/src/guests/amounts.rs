@@ -14,9 +14,13 @@ pub fn known_bytes(known: Option<u64>) -> String {
     known.map_or(UNKNOWN.to_owned(), bytes)
 }
 
-/// A share as text, like `71.3 %`.
+/// A share as text, like `71.3 %`. Only the whole is 100.0 %, and only nothing is 0.0 %.
 pub fn percent(share: Option<u32>) -> String {
-    share.map_or(NOTHING.to_owned(), |share| format!("{:.1} %", f64::from(share) / 100.0))
+    share.map_or(NOTHING.to_owned(), |share| {
+        let percent = f64::from(share) / 100.0;
+        let shown = if (1..10_000).contains(&share) { percent.clamp(0.1, 99.9) } else { percent };
+        format!("{shown:.1} %")
+    })
 }
 
 /// Size in GiB or MiB with about three digits, to be read at a glance. Less than 1 MiB is in KiB.
@@ -29,5 +33,16 @@ pub fn bytes(bytes: u64) -> String {
         GIB.. => format!("{:.1} GiB", bytes as f64 / GIB as f64),
         MIB.. => format!("{} MiB", bytes / MIB),
         _ => Bytes::new(bytes).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_whole_is_a_hundred_percent_and_only_nothing_is_none() {
+        let shown = [0, 1, 15, 7130, 9994, 9999, 10_000, 20_000].map(|share| percent(Some(share)));
+        assert_eq!(shown, ["0.0 %", "0.1 %", "0.1 %", "71.3 %", "99.9 %", "99.9 %", "100.0 %", "200.0 %"]);
     }
 }

@@ -85,7 +85,7 @@ fn parse_disk(text: &str) -> Result<DiskOptions, String> {
 }
 
 /// The words between single commas.
-fn words(text: &str) -> Vec<String> {
+pub(super) fn words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut characters = text.chars().peekable();
     while let Some(character) = characters.next() {

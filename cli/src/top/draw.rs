@@ -89,12 +89,18 @@ fn draw_title(screen: &Screen, area: Rect, buffer: &mut Buffer) {
 fn told_by(host: &HostReport) -> String {
     let vms = host.vms.len();
     match &host.daemon {
-        None => format!("{vms} VMs, read-only: there is no wideleafd"),
+        None => format!("{vms} VMs, read-only: {}", why_short(&host.source)),
         Some(daemon) => {
             let short = if daemon.is_host_short { " (short)" } else { "" };
             format!("{vms} VMs, {} free{short}, wideleafd {}", bytes(daemon.host_free), daemon.version)
         }
     }
+}
+
+/// Begin of the reason why no daemon is the source, without the socket's path and the consequences.
+fn why_short(source: &str) -> String {
+    let reason = source.split(':').next().unwrap_or_default();
+    clean(reason.split(" at ").next().unwrap_or_default())
 }
 
 /// A failure outranks a message: the screen is then old.
@@ -118,10 +124,10 @@ fn draw_list(screen: &Screen, area: Rect, buffer: &mut Buffer) {
         Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(room_for_actions)]).areas(area);
     header_line(area.width).bold().render(header, buffer);
     let chosen = screen.chosen_index();
-    let first = (chosen + 1).saturating_sub(usize::from(list.height));
+    let first = chosen.map_or(0, |chosen| (chosen + 1).saturating_sub(usize::from(list.height)));
     for (row, (index, vm)) in list.rows().zip(host.vms.iter().enumerate().skip(first)) {
         let line = vm_line(vm, area.width);
-        let line = if index == chosen { line.patch_style(Modifier::REVERSED) } else { line };
+        let line = if Some(index) == chosen { line.patch_style(Modifier::REVERSED) } else { line };
         line.render(row, buffer);
     }
     for (row, action) in latest.rows().zip(actions) {
@@ -329,8 +335,9 @@ fn detail_or_why<'a, T>(
     let why = match screen.chosen_detail().map(part) {
         Some(Ok(part)) => return Some(part),
         Some(Err(failure)) => failure.to_string(),
-        None if screen.chosen().is_none() => "no VM runs on this host".to_owned(),
-        None => "looking".to_owned(),
+        None if screen.host.is_none() || screen.chosen().is_some() => "looking".to_owned(),
+        None if screen.vms().is_empty() => "no VM runs on this host".to_owned(),
+        None => "the chosen VM has ended: choose another one with the arrow keys".to_owned(),
     };
     Paragraph::new(why).wrap(Wrap { trim: true }).render(area, buffer);
     None

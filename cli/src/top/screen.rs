@@ -13,6 +13,7 @@ use wideleaf_control::view::{VmView, Vmm, WindowMap, policy_name};
 use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_run::policy_switch::OFF;
+use wideleaf_run::text::clean;
 
 use super::heat_map::Column;
 use super::watch::{Ask, Detail, Seen};
@@ -84,7 +85,7 @@ pub struct Screen {
     pub detail: Option<Detail>,
     /// Its windows at the previous sample.
     pub before: Option<WindowMap>,
-    /// Process of the chosen VM; the first VM is shown if none is chosen or it is gone.
+    /// Process of the chosen VM, which may have ended. At the first sample with VMs it is the first of them.
     chosen: Option<u32>,
 }
 
@@ -116,14 +117,14 @@ impl Screen {
         self.host.as_ref().map_or(&[], |host| &host.vms)
     }
 
-    /// Index of the chosen VM in the list.
-    pub fn chosen_index(&self) -> usize {
-        self.vms().iter().position(|vm| Some(vm.pid) == self.chosen).unwrap_or(0)
+    /// Index of the chosen VM in the list; `None` if it has ended.
+    pub fn chosen_index(&self) -> Option<usize> {
+        self.vms().iter().position(|vm| Some(vm.pid) == self.chosen)
     }
 
-    /// The chosen VM.
+    /// The chosen VM; `None` if it has ended: no key may act on another one.
     pub fn chosen(&self) -> Option<&VmView> {
-        self.vms().get(self.chosen_index())
+        self.vms().get(self.chosen_index()?)
     }
 
     /// Policies to choose from: the built-in ones that the VM can use, and `off`.
@@ -142,10 +143,7 @@ impl Screen {
     /// Applies a sample. Returns the next request, if the chosen VM differs from the sampled one.
     pub fn take(&mut self, seen: Seen) -> Effect {
         match seen.host {
-            Ok(host) => {
-                self.host = Some(host);
-                self.failure = None;
-            }
+            Ok(host) => self.take_host(host),
             // The list stays as last sampled; the line above says that it is old.
             Err(failure) => self.failure = Some(failure.to_string()),
         }
@@ -158,6 +156,18 @@ impl Screen {
             self.detail = Some(detail);
         }
         if self.chosen_detail().is_some() { Effect::None } else { self.look() }
+    }
+
+    /// If the chosen VM has ended, no other one takes its place before an arrow key chooses it.
+    fn take_host(&mut self, host: HostReport) {
+        let before = self.chosen().map(|vm| vm.name.clone());
+        self.chosen = self.chosen.or(host.vms.first().map(|vm| vm.pid));
+        self.host = Some(host);
+        self.failure = None;
+        if let (Some(name), None) = (before, self.chosen()) {
+            self.overlay = Overlay::None;
+            self.message = Some(format!("{} has ended", clean(&name)));
+        }
     }
 
     /// Handles a key.
@@ -178,8 +188,8 @@ impl Screen {
             KeyCode::Esc if self.tab == Tab::List => Effect::Quit,
             KeyCode::Esc => self.show(Tab::List),
             KeyCode::Tab | KeyCode::Enter => self.show(self.tab.next()),
-            KeyCode::Up => self.choose(self.chosen_index().saturating_sub(1)),
-            KeyCode::Down => self.choose(self.chosen_index() + 1),
+            KeyCode::Up => self.choose(self.chosen_index().map_or(0, |index| index.saturating_sub(1))),
+            KeyCode::Down => self.choose(self.chosen_index().map_or(0, |index| index + 1)),
             KeyCode::Char('p') if self.chosen().is_some() => self.lay_over(Overlay::Policies(self.present_policy())),
             KeyCode::Char('m') => self.show_next_column(),
             KeyCode::Char('o') => self.set_policy(OFF),

@@ -79,11 +79,17 @@ fn run(source: &dyn Source, interval: Duration, asked: &Receiver<Ask>, seen: &Sy
     let mut watched = None;
     let mut message = None;
     while seen.send(look(source, watched, message.take())).is_ok() {
-        match asked.recv_timeout(interval) {
-            Ok(Ask::Look(pid)) => watched = Some(pid),
-            Ok(Ask::SetPolicy(pid, policy)) => message = Some(set_policy(source, pid, policy)),
-            Err(RecvTimeoutError::Timeout) => {}
+        let first = match asked.recv_timeout(interval) {
+            Ok(ask) => Some(ask),
+            Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
+        };
+        // All that wait, before one sample: held arrow keys must not delay a change of policy.
+        for ask in first.into_iter().chain(asked.try_iter()) {
+            match ask {
+                Ask::Look(pid) => watched = Some(pid),
+                Ask::SetPolicy(pid, policy) => message = Some(set_policy(source, pid, policy)),
+            }
         }
     }
 }
@@ -103,5 +109,24 @@ fn set_policy(source: &dyn Source, pid: u32, policy: String) -> String {
     match source.set(&pid.to_string(), changes) {
         Ok(vm) => care_line(&vm),
         Err(failure) => failure.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::Fake;
+    use super::*;
+
+    #[test]
+    fn one_sample_follows_all_requests_that_wait() {
+        let (asks, asked) = channel();
+        let waiting = [Ask::Look(1), Ask::Look(2), Ask::SetPolicy(2, "off".into()), Ask::Look(3)];
+        waiting.into_iter().for_each(|ask| asks.send(ask).expect("it is received below"));
+        drop(asks);
+        let (sender, seen) = sync_channel(8);
+        run(&Fake::default(), Duration::from_secs(3600), &asked, &sender);
+        drop(sender);
+        let seen: Vec<_> = seen.iter().map(|seen| (seen.detail.map(|detail| detail.pid), seen.message)).collect();
+        assert_eq!(seen, [(None, None), (Some(3), Some("no VM 2".into()))]);
     }
 }

@@ -69,7 +69,7 @@ fn parse_when(text: &str) -> Result<PostCopyFrom, String> {
 /// # Errors
 /// [`Failure`] in one line; the VM then goes on here, or says that it waits for the operator.
 pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), Failure> {
-    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?.also_at_hangup()?;
     let shown = Shown::open(&args.to, format)?;
     let ends = args.to.connect(&format!("start `wideleaf run --incoming {}` there first", args.to))?;
     let request = VmRequest::Migrate {

@@ -40,7 +40,7 @@ pub struct RecoverArgs {
 /// # Errors
 /// [`Failure`] in one line; both sides are then as before.
 pub fn main(socket: &Path, args: &RecoverArgs, format: FormatArg) -> Result<(), Failure> {
-    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?.also_at_hangup()?;
     let shown = Shown::open(&args.address, format)?;
     check(socket, args.incoming)?;
     let (ends, with) = meet(args, &interrupts)?;

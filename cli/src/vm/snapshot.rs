@@ -59,7 +59,7 @@ struct Snapshot {
 /// # Errors
 /// Those of [`save_vm`].
 pub fn main(socket: &Path, args: &SnapshotArgs, format: FormatArg) -> Result<(), Failure> {
-    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?.also_at_hangup()?;
     let output = Output::open(format, None)?;
     let saved = save_vm(socket, args, &interrupts)?;
     output.write(&Snapshot { folder: args.folder.clone(), saved }, table)

@@ -467,6 +467,16 @@ fn a_closed_standard_error_does_not_change_the_exit_code() {
 }
 
 #[test]
+fn completions_without_a_reader_are_no_failure() {
+    let scratch = new_scratch();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = std::process::Command::new(scratch.program()).args(["completions", "bash"]).stdout(writer).output();
+    let output = output.unwrap();
+    assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()));
+}
+
+#[test]
 fn a_full_standard_output_is_a_failure() {
     let scratch = new_scratch();
     let mut command = std::process::Command::new(scratch.program());

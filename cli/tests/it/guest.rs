@@ -283,18 +283,39 @@ fn says(lines: &str, code: ExitCode) -> Vec<u8> {
     [&load[..], &print, &end, lines.as_bytes(), b"\0"].concat()
 }
 
+/// An image of a guest that reports wrong words.
+fn with_wrong_words() -> Vec<u8> {
+    let lines = [
+        Message::Verify { status: Status::Fail, errors: 3, checked: 50 },
+        Message::Exit { code: ExitCode::VerificationFailed },
+    ];
+    let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    image(&pvh(), &says(&lines, ExitCode::VerificationFailed))
+}
+
+#[test]
+fn wrong_words_are_reported_where_the_report_cannot_be_written() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let file = scratch.file("image", &with_wrong_words());
+    let mut run = std::process::Command::new(scratch.program());
+    run.args(["run", &file, "--memory=64M", "--timeout=1m"]).stdout(fs::File::create("/dev/full").unwrap());
+    let output = run.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("wideleaf: cannot write to standard output: No space left"), "{said}");
+    assert!(said.ends_with("\nwideleaf: verification failed: 3 of 50 words or results are wrong\n"), "{said}");
+}
+
 #[test]
 fn a_failed_verification_gives_exit_code_1_and_a_complete_report() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
-    let lines = [
-        Message::Verify { status: Status::Fail, errors: 3, checked: 50 },
-        Message::Exit { code: ExitCode::VerificationFailed },
-    ];
-    let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
-    let file = scratch.file("image", &image(&pvh(), &says(&lines, ExitCode::VerificationFailed)));
+    let file = scratch.file("image", &with_wrong_words());
     let arguments = ["run", &file, "--memory=64M", "--timeout=1m", "--format=json"];
     let run = scratch.wideleaf(&arguments).assert().code(1);
     let run = run.stderr("wideleaf: verification failed: 3 of 50 words or results are wrong\n");

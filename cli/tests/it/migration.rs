@@ -5,6 +5,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use nix::sys::signal::Signal;
@@ -214,12 +215,18 @@ fn a_migration_that_is_cancelled_leaves_the_guest_where_it_was() {
         return;
     }
     let scratch = new_scratch();
-    let (source, target, client) = under_way(&scratch);
-    let client = Running(client);
-    client.signal(Signal::SIGINT);
-    assert_eq!(client.end().0, Some(130));
-    let (code, why) = target.end();
-    assert!(code == Some(4) && why.contains("the connection ended; it does not run here"), "{code:?}: {why}");
+    // So that a client does not ignore it where these tests run under nohup(1).
+    signal_hook::flag::register(Signal::SIGHUP as i32, Arc::default()).unwrap();
+    let source = long_source(&scratch);
+    for signal in [Signal::SIGINT, Signal::SIGHUP] {
+        let (target, place) = target(&scratch, "unix:move.sock");
+        let client = Running(migrate(&scratch, &place, &SLOW));
+        wait_for_progress(&scratch);
+        client.signal(signal);
+        assert_eq!(client.end().0, Some(130), "{signal}");
+        let (code, why) = target.end();
+        assert!(code == Some(4) && why.contains("the connection ended; it does not run here"), "{code:?}: {why}");
+    }
     goes_on(&scratch, source);
 }
 

@@ -9,6 +9,7 @@ use wideleaf::top::draw::draw;
 use wideleaf::top::screen::{Effect, Overlay, Screen, Tab};
 use wideleaf::top::watch::{Ask, Detail, Seen};
 use wideleaf::vm_source::HostReport;
+use wideleaf::vm_source::looking::WithoutDaemon;
 use wideleaf_control::map::MapReason;
 use wideleaf_control::view::{VmView, WindowMap, WindowRange};
 use wideleaf_run::failure::Failure;
@@ -354,6 +355,28 @@ fn a_chosen_vm_stays_chosen_when_the_list_changes() {
 }
 
 #[test]
+fn no_key_acts_on_another_vm_when_the_chosen_one_has_ended() {
+    let without_web = || {
+        let mut later = seen(host::windows());
+        later.host.as_mut().unwrap().vms.remove(0);
+        later
+    };
+    for code in [KeyCode::Null, KeyCode::Char('p')] {
+        let mut screen = screen();
+        press(&mut screen, code);
+        assert_eq!(screen.take(without_web()), Effect::None);
+        assert_eq!((screen.overlay, screen.message.as_deref()), (Overlay::None, Some("web has ended")));
+        for code in [KeyCode::Enter, KeyCode::Char('o'), KeyCode::Char('p'), KeyCode::Enter] {
+            assert_eq!(press(&mut screen, code), Effect::None, "{code:?}");
+            assert_eq!(screen.overlay, Overlay::None);
+        }
+        assert_eq!(lines(&screen, 80, 24)[1], "the chosen VM has ended: choose another one with the arrow keys");
+        assert_eq!(press(&mut screen, KeyCode::Down), Effect::Ask(Ask::Look(host::mail().pid)));
+        assert_eq!(press(&mut screen, KeyCode::Char('o')), Effect::Ask(Ask::SetPolicy(host::mail().pid, "off".into())));
+    }
+}
+
+#[test]
 fn a_failed_refresh_keeps_the_last_state_and_says_so() {
     let mut screen = screen();
     screen.take(failed("wideleafd did not reply within 2 s"));
@@ -408,12 +431,26 @@ fn any_screen_size_is_drawn() {
 #[test]
 fn a_host_without_vms_is_not_an_error() {
     let mut screen = Screen::new(None);
-    let report = HostReport { source: "the processes".into(), daemon: None, vms: Vec::new(), notes: Vec::new() };
+    let source = WithoutDaemon::NotAsked.to_string();
+    let report = HostReport { source, daemon: None, vms: Vec::new(), notes: Vec::new() };
     assert_eq!(screen.take(Seen { host: Ok(report), detail: None, message: None }), Effect::None);
     for code in [KeyCode::Down, KeyCode::Char('o'), KeyCode::Char('p')] {
         assert_eq!(press(&mut screen, code), Effect::None);
         assert_eq!(screen.overlay, Overlay::None);
     }
-    let expected = ["wideleaf top: 0 VMs, read-only: there is no wideleafd", "no VM runs on this host", KEYS];
+    let expected = ["wideleaf top: 0 VMs, read-only: no daemon was asked", "no VM runs on this host", KEYS];
     assert_eq!(lines(&screen, 80, 24), expected);
+}
+
+#[test]
+fn the_title_has_the_reason_why_no_daemon_is_the_source() {
+    let title = |why: WithoutDaemon| {
+        let mut screen = screen();
+        let report = HostReport { source: why.to_string(), daemon: None, vms: Vec::new(), notes: Vec::new() };
+        screen.take(Seen { host: Ok(report), detail: None, message: None });
+        lines(&screen, 80, 24).remove(0).replace("wideleaf top: 0 VMs, read-only: ", "")
+    };
+    assert_eq!(title(WithoutDaemon::Absent("/s".into())), "no wideleafd listens");
+    assert_eq!(title(WithoutDaemon::NotPermitted("/s".into())), "cannot ask a wideleafd");
+    assert_eq!(title(WithoutDaemon::NotAsked), "no daemon was asked");
 }

@@ -5,6 +5,8 @@
 //!   record = "a.rec"                    an option with a path as its type          ─▶ /etc/vms/a.rec
 //!   policy = "schemes:rules=@a.txt"     text after an @                            ─▶ schemes:rules=@/etc/vms/a.txt
 //!   some-device = "path=a.img,slot=3"   path=, file= and socket= among settings    ─▶ path=/etc/vms/a.img,slot=3
+//!   disk = ["a.img,readonly"]           the first word                             ─▶ /etc/vms/a.img,readonly
+//!   incoming = "unix:a.sock"            text after unix:                           ─▶ unix:/etc/vms/a.sock
 //!   workload = "./vmlinuz"              not a built-in kernel                      ─▶ /etc/vms/vmlinuz
 //! ```
 
@@ -13,12 +15,18 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ValueHint};
 use wideleaf_kernels::registry::by_name;
+use wideleaf_run::place::is_standard_output;
+
+use crate::run::devices::words;
 
 /// Settings within a value that are paths.
 const PATH_SETTINGS: [&str; 3] = ["path", "file", "socket"];
 
 /// Name of the positional argument of `run`.
 const WORKLOAD: &str = "workload";
+
+/// Options that stay as they are: a path below the cgroup mount, and text for the guest.
+const AS_WRITTEN: [&str; 2] = ["cgroup", "cmdline"];
 
 /// `value` with paths relative to `folder` resolved.
 pub(super) fn from_file(arg: &Arg, value: &str, folder: &Path) -> OsString {
@@ -31,18 +39,40 @@ pub(super) fn absolute(arg: &Arg, value: &OsStr) -> OsString {
 }
 
 fn mapped(arg: &Arg, value: &OsStr, map: &dyn Fn(&Path) -> PathBuf) -> OsString {
-    if value.is_empty() {
+    let id = arg.get_id().as_str();
+    if value.is_empty() || AS_WRITTEN.contains(&id) || (id == "output" && is_standard_output(Path::new(value))) {
         return value.to_owned();
     }
+    // A name that begins with a dash would be an option.
+    let mapped_path = |path: &OsStr| map(&Path::new(".").join(path)).components().collect::<PathBuf>();
     if is_path(arg, value) {
-        // A name that begins with a dash would be an option.
-        return map(&Path::new(".").join(value)).components().collect::<PathBuf>().into_os_string();
+        return mapped_path(value).into_os_string();
     }
-    let Some(text) = value.to_str().filter(|_| arg.get_id() != WORKLOAD) else { return value.to_owned() };
+    match (id, value.to_str()) {
+        (WORKLOAD, _) | (_, None) => value.to_owned(),
+        ("disks", Some(text)) => disk_with(text, |file| mapped_path(file.as_ref())).into(),
+        ("incoming", Some(text)) => match text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            Some(path) => format!("unix:{}", mapped_path(path.as_ref()).display()).into(),
+            None => value.to_owned(),
+        },
+        (_, Some(text)) => settings_with(text, map).into(),
+    }
+}
+
+/// A disk's value, in which a comma of a word is written twice.
+fn disk_with(text: &str, map: impl Fn(&str) -> PathBuf) -> String {
+    let mut words = words(text);
+    if !words[0].is_empty() {
+        words[0] = map(&words[0]).display().to_string();
+    }
+    words.iter().map(|word| word.replace(',', ",,")).collect::<Vec<_>>().join(",")
+}
+
+fn settings_with(text: &str, map: &dyn Fn(&Path) -> PathBuf) -> String {
     // The text before the first colon is a name, as in `policy`.
     let (name, settings) = text.split_once(':').map_or(("", text), |(name, settings)| (name, settings));
     let settings: Vec<String> = settings.split(',').map(|setting| setting_with(setting, map)).collect();
-    if name.is_empty() { settings.join(",") } else { format!("{name}:{}", settings.join(",")) }.into()
+    if name.is_empty() { settings.join(",") } else { format!("{name}:{}", settings.join(",")) }
 }
 
 fn is_path(arg: &Arg, value: &OsStr) -> bool {

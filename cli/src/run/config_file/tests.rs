@@ -143,6 +143,34 @@ fn paths_begin_at_the_files_folder() {
 }
 
 #[test]
+fn paths_that_are_only_a_part_of_a_value_begin_at_the_files_folder_too() {
+    let text = "disk = [\"root.img,readonly\", \"a,,b.img,id=x\"]\nincoming = \"unix:s\"\n\
+                vsock = \"cid=3,socket=v\"";
+    assert_eq!(
+        words_of(text),
+        [
+            "--disk=/vms/root.img,readonly",
+            "--disk=/vms/a,,b.img,id=x",
+            "--incoming=unix:/vms/s",
+            "--vsock=cid=3,socket=/vms/v"
+        ]
+    );
+}
+
+#[test]
+fn what_only_looks_like_a_path_stays() {
+    let text = "cgroup = \"a/b\"\noutput = \"-\"\nincoming = \"tcp:host:1\"\ncmdline = \"file=a,b=@c\"";
+    assert_eq!(words_of(text), ["--cgroup=a/b", "--output=-", "--incoming=tcp:host:1", "--cmdline=file=a,b=@c"]);
+}
+
+#[test]
+fn a_printed_disk_has_an_absolute_path() {
+    let text = printed::text(&run_command(), &typed(&["--disk=root.img".into()]).unwrap()).unwrap();
+    let absolute = std::path::absolute("root.img").unwrap();
+    assert!(text.contains(&format!("\"{}\"", absolute.display())), "{text}");
+}
+
+#[test]
 fn a_mistake_is_reported_with_its_line_and_the_valid_forms() {
     let wrong = |text: &str| read(text).unwrap_err();
     assert!(wrong("vcpus = 2\nmemroy = \"1G\"").starts_with("2: unknown key \"memroy\": the keys are backing, "));
