@@ -12,8 +12,8 @@ pub(crate) const NOT_REACHED: &str = "not reached";
 pub(crate) const LEGEND: &str = "(n of m) means that n of m rounds reached it; a round that did not counts as later \
 than all others.";
 
-/// Times to 95 % coverage over the rounds of a case in an arm. A run that tells neither its coverage nor the time has no
-/// data to cover, and is left out.
+/// Times to 95 % coverage over the rounds of a case in an arm. A run that tells neither its coverage nor the time has
+/// no data to cover, and is left out.
 pub(crate) fn to_coverage(results: &Results, case: &str, arm: &str) -> EventTimes {
     let time = |run: &Run| {
         let metrics = &run.measured()?.metrics;

@@ -7,7 +7,7 @@
 //! ```
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -20,6 +20,8 @@ use wideleaf_experiments::{catalogue, compare, scenarios, schedule};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::suggest::did_you_mean;
+
+use crate::verdict::verdict_first;
 
 mod against;
 mod environment;
@@ -208,7 +210,9 @@ fn list_of_scenarios() -> impl std::fmt::Display {
 fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     let known = catalogue::by_name(&args.name).ok_or_else(|| unknown(&args.name))?;
     let format = Some(ReportFormat::Table);
-    let rendering = Rendering::open(&RenderArgs { format, html: args.html.clone(), ..RenderArgs::default() })?;
+    let render = RenderArgs { format, html: args.html.clone(), ..RenderArgs::default() };
+    let results: Vec<&Path> = args.output.iter().chain(&args.resume).map(PathBuf::as_path).collect();
+    let rendering = Rendering::open(&render, &results)?;
     let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
     let mut experiment = known.define(&host::facts(args.long));
     let own_rounds = experiment.rounds;
@@ -236,12 +240,12 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     if let Err(failure) = ended {
         return Err(store.with_way_to_go_on(failure));
     }
-    rendering.put(&store.stored().report())?;
+    let written = rendering.put(&store.stored().report());
     if args.resume.is_some() && store.results().runs.len() == runs_before {
         say(format_args!("nothing was run: the results are of {}", store.results().ended));
     }
     say(format_args!("results: {}", store.path().display()));
-    store.stored().failures.check_guests()
+    verdict_first(store.stored().failures.check_guests(), written)
 }
 
 /// Remaining part of an experiment's own time, after its results. `None` if the results have other rounds than its
@@ -277,12 +281,12 @@ fn dry_run(experiment: &Experiment) -> Result<(), Failure> {
 }
 
 fn report(args: &ReportArgs) -> Result<(), Failure> {
-    let rendering = Rendering::open(&args.render)?;
+    let rendering = Rendering::open(&args.render, &[&args.file])?;
     rendering.put(&store::read(&args.file)?.report())
 }
 
 fn compare(args: &CompareArgs) -> Result<(), Failure> {
-    let rendering = Rendering::open(&args.render)?;
+    let rendering = Rendering::open(&args.render, &[&args.a, &args.b])?;
     let [a, b] = [&args.a, &args.b].map(|file| store::read(file));
     let (a, b) = (a?, b?);
     let mut report = compare::report(&a.results, &b.results).map_err(|why| {

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use crate::image::results::GuestReport;
 use crate::image::workload::Workload;
+use crate::verdict::verdict_first;
 use clap::{Args, Subcommand};
 use wideleaf::options::FormatArg;
 use wideleaf::output::Output;
@@ -136,8 +137,7 @@ fn read(args: &ResultsArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, args.output.as_deref())?;
     let report = GuestReport::of_log(&log_text(args.log.as_deref())?)?;
     interrupts.check()?;
-    output.write(&report, GuestReport::to_table)?;
-    report.judge()
+    verdict_first(report.judge(), output.write(&report, GuestReport::to_table))
 }
 
 /// The whole log. A serial line may have damaged parts of it: bytes that are not text are replaced.

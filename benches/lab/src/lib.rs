@@ -16,5 +16,7 @@ pub mod args;
 pub mod experiment;
 pub mod image;
 pub mod predict;
+pub mod same_file;
 pub mod simulate;
 pub mod trace;
+pub mod verdict;

@@ -9,6 +9,8 @@ use wideleaf_experiments::report::{Report, html, markdown, svg, text};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::place::NamedPlace;
 
+use crate::same_file::is_same_file;
+
 /// Output forms of a report.
 #[derive(Args, Clone, Debug, Default)]
 pub struct RenderArgs {
@@ -49,20 +51,16 @@ pub(super) struct Rendering {
 }
 
 impl Rendering {
-    /// Opens all of them, or returns the reason why one cannot be opened.
-    pub(super) fn open(args: &RenderArgs) -> Result<Rendering, Failure> {
-        if let (Some(output), Some(html)) = (&args.output, &args.html)
-            && output == html
-        {
-            return Err(Failure::Usage(format!("--output and --html are both {}: name two files", html.display())));
+    /// Opens all of them, or returns the reason why one cannot be opened. None may replace one of the `results`.
+    pub(super) fn open(args: &RenderArgs, results: &[&Path]) -> Result<Rendering, Failure> {
+        if let Some(folder) = &args.svg {
+            try_folder(folder)?;
         }
+        refuse_one_file_for_two(args, results)?;
         let open =
             |option, path: &Option<PathBuf>| path.as_deref().map(|path| NamedPlace::open(option, path)).transpose();
         let output = open("--output", &args.output)?;
         let is_text_wanted = args.format.is_some() || output.is_some() || (args.html.is_none() && args.svg.is_none());
-        if let Some(folder) = &args.svg {
-            try_folder(folder)?;
-        }
         Ok(Rendering {
             text: is_text_wanted.then(|| (args.format.unwrap_or_default(), output)),
             html: open("--html", &args.html)?,
@@ -89,6 +87,19 @@ impl Rendering {
             None => print(&text),
         }
     }
+}
+
+/// Checks that each place is another file than the results and the other places: a report replaces what is there.
+fn refuse_one_file_for_two(args: &RenderArgs, results: &[&Path]) -> Result<(), Failure> {
+    let mut taken: Vec<(&str, &Path)> = results.iter().map(|path| ("the results", *path)).collect();
+    for (option, path) in [("--output", &args.output), ("--html", &args.html), ("--svg", &args.svg)] {
+        let Some(path) = path.as_deref() else { continue };
+        if let Some((other, _)) = taken.iter().find(|(_, other)| is_same_file(other, path)) {
+            return Err(Failure::Usage(format!("{other} and {option} are both {}: name two files", path.display())));
+        }
+        taken.push((option, path));
+    }
+    Ok(())
 }
 
 /// Checks that the folder exists or can be created. Nothing is created yet.

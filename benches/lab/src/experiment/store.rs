@@ -8,8 +8,9 @@
 //!           become earlier failures
 //! ```
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io::{BufWriter, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize as _, Serialize};
@@ -60,6 +61,8 @@ impl Stored {
 #[derive(Debug)]
 pub(super) struct Store {
     path: PathBuf,
+    /// The present file, locked: a second session would replace the runs of this one.
+    file: File,
     stored: Stored,
     /// Remark on a session that continues others. The file gets it with the session's first run.
     continued: Option<String>,
@@ -89,9 +92,8 @@ impl Store {
             runs: vec![],
             experiment,
         };
-        let store = Store { path, stored: Stored { results, failures: Failures::default() }, continued: None };
-        store.write()?;
-        Ok(store)
+        let stored = Stored { results, failures: Failures::default() };
+        Ok(Store { file: write(&path, &stored)?, path, stored, continued: None })
     }
 
     /// Opens the file of an unfinished experiment of this build on this machine. Its failed runs are made again, since
@@ -103,6 +105,7 @@ impl Store {
     fn resume_on(path: &Path, name: &str, here: Environment) -> Result<Store, Failure> {
         // After each run a new file replaces it.
         let path = NamedPlace::open_file("--resume", path)?.path().to_owned();
+        let file = lock(&path)?;
         let mut stored = read(&path)?;
         let cannot = |why: &str| Failure::Usage(format!("cannot resume {}: {why}", path.display()));
         let has = &stored.results.experiment.name;
@@ -111,7 +114,7 @@ impl Store {
         }
         if stored.is_unused() {
             (stored.results.environment, stored.results.started) = (here, now());
-            return Ok(Store { path, stored, continued: None });
+            return Ok(Store { path, file, stored, continued: None });
         }
         let differences = environment::differences(&stored.results.environment, &here).join("; ");
         if !differences.is_empty() {
@@ -121,7 +124,7 @@ impl Store {
         }
         let has_failed = stored.failures.take(&mut stored.results.runs);
         let continued = Some(format!("changes between sessions: continued on {}", day()));
-        let mut store = Store { path, stored, continued };
+        let mut store = Store { path, file, stored, continued };
         if has_failed {
             // At once: no later failure may lose them.
             store.stored.results.is_complete = false;
@@ -185,17 +188,41 @@ impl Store {
     }
 
     /// Replaces the old file by a new one when that is complete.
-    fn write(&self) -> Result<(), Failure> {
-        let cannot = |error: std::io::Error| Failure::Output(format!("cannot write {}: {error}", self.path.display()));
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = new_file_in(folder).map_err(cannot)?;
-        let mut writer = BufWriter::new(&mut *file);
-        serde_json::to_writer(&mut writer, &self.stored).map_err(|error| cannot(error.into()))?;
-        writer.write_all(b"\n").and_then(|()| writer.flush()).map_err(cannot)?;
-        drop(writer);
-        file.sync_data().map_err(cannot)?;
-        file.persist(&self.path).map(drop).map_err(cannot)
+    fn write(&mut self) -> Result<(), Failure> {
+        self.file = write(&self.path, &self.stored)?;
+        Ok(())
     }
+}
+
+/// Puts a new file in place when that is complete. It is locked before that, so that the path always has a locked file.
+fn write(path: &Path, stored: &Stored) -> Result<File, Failure> {
+    let cannot = |error: std::io::Error| Failure::Output(format!("cannot write {}: {error}", path.display()));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = new_file_in(folder).map_err(cannot)?;
+    let mut writer = BufWriter::new(&mut *file);
+    serde_json::to_writer(&mut writer, stored).map_err(|error| cannot(error.into()))?;
+    writer.write_all(b"\n").and_then(|()| writer.flush()).map_err(cannot)?;
+    drop(writer);
+    file.sync_data().map_err(cannot)?;
+    // A file system without locks takes results too.
+    let _ = file.try_lock();
+    file.persist(path).map_err(cannot)
+}
+
+/// Locks the file of results until the returned file is dropped, or is replaced by a locked one.
+fn lock(path: &Path) -> Result<File, Failure> {
+    let shown = path.display();
+    // For writing too: NFS locks no other file.
+    let file = File::options().read(true).write(true).open(path);
+    let file = file.map_err(|error| Failure::Input(format!("cannot resume {shown}: {error}")))?;
+    let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    let inode = |is: fs::Metadata| (is.dev(), is.ino());
+    // Another session has replaced the file since it was opened here, and has locked the new one.
+    let is_replaced = fs::metadata(path).map(inode).ok() != file.metadata().map(inode).ok();
+    if is_locked || is_replaced {
+        return Err(Failure::Usage(format!("cannot resume {shown}: another session writes to it; wait for its end")));
+    }
+    Ok(file)
 }
 
 /// Whether the path is that of a file which is not empty.
@@ -291,6 +318,7 @@ mod tests {
     fn results_with_runs_are_resumed_only_by_their_build_on_their_machine() {
         let (_folder, path, mut store) = new_file();
         store.add(measured(1), 1.0).expect("stored");
+        drop(store);
         let why = resume_in(&path, |here| "1.0 (other)".clone_into(&mut here.wideleaf)).expect_err("another build");
         assert!(why.starts_with("cannot resume ") && why.contains(" there, 1.0 (other) here)"), "{why}");
         assert!(why.ends_with("; move the file away and begin anew") && !why.contains('\n'), "{why}");
@@ -317,6 +345,7 @@ mod tests {
         let (_folder, path, mut store) = new_file();
         store.add(failed(1, "no pages were left"), 1.0).expect("stored");
         store.add_guest_failure(failed(2, "the guest found 3 wrong words"), 2.0).expect("stored");
+        drop(store);
         // Twice: the first may be interrupted before it makes a run.
         for _ in 0..2 {
             let resumed = resume_in(&path, |_| ()).expect("the same");
@@ -333,6 +362,21 @@ mod tests {
             assert!(lead[1].contains(why), "{lead:?}");
         }
         assert!(stored.failures.check_guests().is_err(), "good later runs do not undo it");
+    }
+
+    #[test]
+    fn two_sessions_do_not_write_to_one_file() {
+        let (_folder, path, mut store) = new_file();
+        let refused = || {
+            let why = resume_in(&path, |_| ()).expect_err("in use");
+            assert!(why.ends_with("results.json: another session writes to it; wait for its end"), "{why}");
+        };
+        refused();
+        store.add(measured(1), 1.0).expect("stored");
+        refused();
+        drop(store);
+        let _resumed = resume_in(&path, |_| ()).expect("free again");
+        refused();
     }
 
     #[test]

@@ -24,6 +24,7 @@ use wideleaf_run::failure::Failure;
 use wideleaf_run::outcome::{outcome_of, verdict};
 use wideleaf_run::report::{Figure, Gaps, Hello, Measurement, Problem, Verification};
 use wideleaf_run::session::{rate_over, seconds_of};
+use wideleaf_run::text::clean;
 
 /// Most bytes that are read of a log: a serial line of 115200 baud takes a day for them.
 pub const LOG_BYTES_MAX: u64 = 1 << 30;
@@ -129,7 +130,7 @@ impl GuestReport {
         write_results(&mut out, &self.results);
         write_gaps(&mut out, &self.gaps);
         for line in &self.program_output {
-            let _ = writeln!(out, "  | {line}");
+            let _ = writeln!(out, "  | {}", clean(line));
         }
         if let Some(figure) = &self.figure {
             let GuestReport { hello, problem, results, verification, .. } = self;
@@ -360,6 +361,9 @@ SeaBIOS (version 1.16)\r
             @wideleaf exit code=6\n";
         let report = GuestReport::of_log(&format!("a\n{begin} one\n\n two \r\n{end}b\n")).expect("a whole run");
         assert_eq!(report.program_output, [" one", "", " two"]);
+        let titled = GuestReport::of_log(&format!("{begin}\x1b]0;title\x07\n{end}")).expect("a whole run");
+        assert_eq!(titled.program_output, ["\x1b]0;title\x07"], "JSON has it as it is");
+        assert!(titled.to_table().contains("  | ?]0;title?\n"), "a terminal does not");
         let failure = report.judge().expect_err("it failed");
         assert_eq!((failure.exit_code(), failure.to_string()), (1, "the program ended with status 3".to_owned()));
     }

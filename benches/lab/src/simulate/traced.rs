@@ -27,6 +27,7 @@ use super::args::{MachinesArg, SimulateArgs};
 use super::report::{HistoryPoint, PolicySide, TraceInfo, TracedReport, TracedResult, TracedSetup};
 use super::source::{Blocks, Source, SourceInfo};
 use super::{machines, plot};
+use crate::same_file::is_same_file;
 use wideleaf::output::Output;
 use wideleaf::progress::visible_bar;
 use wideleaf_run::failure::Failure;
@@ -76,9 +77,10 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
             args.levels
         )));
     }
-    if args.plot.is_some() && args.plot == args.output {
-        let path = args.plot.as_deref().unwrap_or("".as_ref()).display();
-        return Err(Failure::Usage(format!("--plot and --output are both {path}: name two files")));
+    if let (Some(plot), Some(output)) = (&args.plot, &args.output)
+        && is_same_file(plot, output)
+    {
+        return Err(Failure::Usage(format!("--plot and --output are both {}: name two files", plot.display())));
     }
     let source = Source::parse(source)?;
     let info = source.open()?.info;

@@ -132,6 +132,10 @@ fn wrong_words_make_the_exit_code_1_also_after_a_good_repetition() {
     let results: Results = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert!(results.is_complete && results.runs.len() == 1 && results.runs[0].measured().is_some(), "{results:?}");
     says(run(), &wrong);
+    // Not even a report that cannot be written hides it.
+    let full = ["experiment", "run", "policies", "--resume", &file, "--html=/dev/full"];
+    let lost = scratch.wideleaf(&full).assert().code(1).stderr(predicates::str::contains("No space left"));
+    lost.stderr(predicates::str::contains("cannot vouch for these results"));
 }
 
 #[test]

@@ -85,6 +85,25 @@ fn unwritable_paths_are_refused_before_any_file_is_read_or_written() {
 }
 
 #[test]
+fn a_report_does_not_replace_results_or_another_report() {
+    let scratch = new_scratch();
+    file(&scratch, "r.json", &results("by-hand", 1.5));
+    let before = fs::read(scratch.path("r.json")).unwrap();
+    let html = ["the results and --html are both ./r.json: name two files"];
+    scratch.refuses(&["experiment", "report", "r.json", "--html=./r.json"], 2, &html);
+    scratch.refuses(&["experiment", "compare", "r.json", "r.json", "--html=./r.json"], 2, &html);
+    scratch.refuses(&["experiment", "run", "quick", "--resume=r.json", "--html=./r.json"], 2, &html);
+    scratch.refuses(&["experiment", "run", "quick", "--output=r.json", "--html=./r.json"], 2, &html);
+    let output = ["the results and --output are both ./r.json"];
+    scratch.refuses(&["experiment", "report", "r.json", "--output=./r.json"], 2, &output);
+    assert_eq!(fs::read(scratch.path("r.json")).unwrap(), before);
+    let two = ["--output and --html are both ./x"];
+    scratch.refuses(&["experiment", "report", "r.json", "--output=x", "--html=./x"], 2, &two);
+    let plot = ["simulate", "--machine=k8", "--trace", "gups:log2_words=10", "--output=x", "--plot=./x"];
+    scratch.refuses(&plot, 2, &["--plot and --output are both ./x: name two files"]);
+}
+
+#[test]
 fn two_results_of_one_experiment_are_compared_and_two_experiments_are_not() {
     let scratch = new_scratch();
     file(&scratch, "a.json", &results("by-hand", 1.5));
@@ -102,6 +121,17 @@ fn two_results_of_one_experiment_are_compared_and_two_experiments_are_not() {
     scratch.file("old.json", &serde_json::to_vec(&old).unwrap());
     let words = ["old.json: its format is 99", "use the version of wideleaf that wrote it"];
     scratch.refuses(&["experiment", "compare", "a.json", "old.json"], 3, &words);
+}
+
+#[test]
+fn a_full_disk_does_not_hide_that_a_guest_failed() {
+    let scratch = new_scratch();
+    let log = "@wideleaf hello version=1 kernel=gups vcpus=1 guest_page=4k tsc_hz=0 entry=linux\n\
+        @wideleaf verify status=fail errors=1 checked=9\n@wideleaf exit code=1\n";
+    scratch.file("log", log.as_bytes());
+    let read = scratch.wideleaf(&["image", "results", "log", "--output=/dev/full"]).assert().code(1);
+    let lost = predicate::str::contains("wideleaf-lab: cannot write --output /dev/full: No space left");
+    read.stderr(lost.and(predicate::str::contains("verification failed: 1 of 9")));
 }
 
 #[test]
