@@ -5,6 +5,7 @@
 . /bin/user_space.sh
 user_space <<'INIT' || exit
 says "$(nproc) processors, clock $(cat /sys/devices/system/clocksource/clocksource0/current_clocksource)"
+says "packages $(echo $(cat /sys/devices/system/cpu/cpu[01]/topology/physical_package_id))"
 taskset 2 echo "guest: the second one works"
 awk '/LOC:/ && $2 > 0 && $3 > 0 { print "guest: both have timer interrupts" }' /proc/interrupts
 awk '/ttyS0/ && $2 + $3 > 0 { print "guest: the serial port interrupts" }' /proc/interrupts

@@ -59,11 +59,11 @@ mod tests {
     use super::*;
     use crate::qmp::Question;
 
-    /// Serves one client, whose first question has no answer before the second one where `is_slow`. Returns whether
-    /// it asked a question.
+    /// Serves one client. Where `is_slow`, its first question has no answer before the second one. Returns whether it
+    /// asked a question.
     fn serve(stream: UnixStream, is_slow: bool) -> bool {
         let mut lines = BufReader::new(stream.try_clone().expect("a descriptor is free")).lines();
-        let mut say = |text: &str| (&stream).write_all(text.as_bytes()).is_ok();
+        let say = |text: &str| (&stream).write_all(text.as_bytes()).is_ok();
         let mut heard = || lines.next().is_some_and(|line| line.is_ok());
         let greets = say("{\"QMP\": {}}\n") && heard() && say("{\"return\": {}}\n") && heard();
         if greets && (!is_slow || heard() && say("{\"return\": \"the late one\"}\n")) {

@@ -143,7 +143,7 @@ impl Table {
         domains.any(|domain| domain == name) || self.rooms.iter().any(|room| room.domain == name)
     }
 
-    /// Whether an earlier daemon managed the guest, and this one has tried in vain to take it up.
+    /// Whether an earlier daemon managed the guest, and this one could not take it up when it tried.
     fn cannot_take_up(&self, process: ProcessId) -> bool {
         self.remembered(process).is_some() && self.refused.contains_key(&process)
     }

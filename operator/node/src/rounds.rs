@@ -92,7 +92,7 @@ impl Holds {
         ended
     }
 
-    /// Keeps a guest whose hold could not be ended, for the next round; a later hold of the same VMI stays.
+    /// Keeps a hold that could not be ended, for the next round; a later hold of the same VMI stays.
     fn keep(&self, uid: String, hold: Hold) {
         self.all().entry(uid).or_insert(hold);
     }
