@@ -22,9 +22,24 @@ impl Monitor {
     /// # Errors
     /// [`QmpError`] where no monitor answers there, or that of another process.
     pub fn of(process: &VmProcess, path: &Path) -> Result<Monitor, QmpError> {
-        let monitor = Monitor { path: path.to_owned(), pid: process.pid, connection: Mutex::default() };
+        let monitor = Monitor::later(process, path);
         monitor.with(|_| Ok(()))?;
         Ok(monitor)
+    }
+
+    /// As [`Monitor::of`], also where it does not answer now but may later: without it, a migration would not be seen.
+    ///
+    /// # Errors
+    /// [`QmpError`] where no monitor of that guest will ever answer there.
+    pub fn now_or_later(process: &VmProcess, path: &Path) -> Result<Monitor, QmpError> {
+        match Monitor::of(process, path) {
+            Err(error) if error.may_pass() => Ok(Monitor::later(process, path)),
+            known => known,
+        }
+    }
+
+    fn later(process: &VmProcess, path: &Path) -> Monitor {
+        Monitor { path: path.to_owned(), pid: process.pid, connection: Mutex::default() }
     }
 
     /// Runs `ask` on the connection. After an error, also one that `ask` does not return, the next call connects
@@ -57,6 +72,8 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
+    use crate::places::tests::fake_places;
+    use crate::process::tests::add_process;
     use crate::qmp::Question;
 
     /// Serves one client. Where `is_slow`, its first question has no answer before the second one. Returns whether it
@@ -95,5 +112,21 @@ mod tests {
             }
         };
         assert_eq!(answer.expect("it knows"), "in time");
+    }
+
+    #[test]
+    fn a_monitor_that_is_silent_now_is_kept_and_one_that_is_not_there_is_not() {
+        let (folder, places) = fake_places();
+        let pid = std::process::id();
+        add_process(&places, pid, &["qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
+        let process = VmProcess::look(&places, pid).expect("it is there").expect("it is a VM");
+        let path = folder.path().join("qmp");
+        let missing = Monitor::now_or_later(&process, &path).expect_err("no socket");
+        assert!(matches!(missing, QmpError::Connect { .. }), "{missing}");
+        let listener = UnixListener::bind(&path).expect("the socket is new");
+        let monitor = Monitor::now_or_later(&process, &path).expect("it may answer later");
+        assert!(matches!(monitor.with(|_| Ok(())), Err(QmpError::TimedOut(_))));
+        drop(listener);
+        assert!(Monitor::now_or_later(&process, &path).is_ok(), "a socket that QEMU may serve again");
     }
 }

@@ -147,6 +147,17 @@ pub enum QmpError {
     EventsOnly,
 }
 
+impl QmpError {
+    /// Whether the same monitor may answer later.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            QmpError::TimedOut(_) | QmpError::Broken(_) | QmpError::Closed | QmpError::EventsOnly => true,
+            QmpError::Connect { source, .. } => source.kind() == io::ErrorKind::ConnectionRefused,
+            QmpError::TooLong | QmpError::NotQmp(_) | QmpError::OfAnother { .. } => false,
+        }
+    }
+}
+
 /// Refusal of the monitor: an unknown command, or a missing device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("QEMU says: {description}")]

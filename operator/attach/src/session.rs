@@ -113,6 +113,14 @@ pub enum AttachError {
         /// Error from the kernel.
         source: HostError,
     },
+    /// What backs its memory cannot be seen, as before Linux 6.7 (`PAGEMAP_SCAN`): all of it would seem absent.
+    #[error("cannot see what backs the memory of process {pid}: {source} (needs Linux 6.7 and {NEEDED_TO_ACT})")]
+    Unseen {
+        /// Id of the process.
+        pid: u32,
+        /// Error from the kernel.
+        source: HostError,
+    },
     /// The process has ended.
     #[error("process {0} has ended")]
     Gone(u32),
@@ -227,13 +235,15 @@ impl Attached {
         }
         let opened_at = SystemTime::now() - host.now().since_start();
         let mut notes: Vec<String> = process.descriptors.as_ref().err().map(ToString::to_string).into_iter().collect();
-        let asked = settings.qmp.as_ref().map(|path| Monitor::of(&process, path));
+        let asked = settings.qmp.as_ref().map(|path| Monitor::now_or_later(&process, path));
         let monitor = asked.and_then(|asked| asked.map_err(|error| notes.push(error.to_string())).ok()).map(Arc::new);
         let ram_watch = RamWatch::new(&process, monitor.as_deref());
         let ram = Arc::new(survey::map(&process, monitor.as_deref()));
-        if ram.pieces.is_empty() {
+        let Some(RamPiece { range: first, .. }) = ram.pieces.first() else {
             return Err(AttachError::NoRam { pid, why: ram.notes.join("; ") });
-        }
+        };
+        let seen = host.scan(first.hva, first.gpa.bytes().min(PageSize::Huge2M.bytes()), &mut Vec::new());
+        seen.map_err(|source| AttachError::Unseen { pid, source })?;
         let kvm = OutsideView::of(&process, monitor.as_ref()).map_err(|why| notes.push(why)).ok().map(Arc::new);
         let host = Arc::new(host);
         let gate = Arc::new(GuestGate::of(host.clone(), process.clone(), monitor.clone()));
