@@ -42,8 +42,8 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange};
 
 use crate::dma::DeviceMemory;
 
-/// Makes the guest's writes to a device durable.
-pub type Flusher = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
+/// Makes the guest's writes to a device durable, and returns the device's state.
+pub type Flusher = Box<dyn FnOnce() -> std::io::Result<DeviceState> + Send>;
 
 /// The kind of a device, as its driver sees it (Virtual I/O Device 1.2, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,14 +88,15 @@ pub trait VirtioDevice: Send {
     /// is not active.
     fn reset(&mut self);
 
-    /// Stops the service between two pieces of work, until the result is dropped, and returns its state. No vCPU
-    /// runs, and the gate lets devices pass. A disk makes all its writes durable.
+    /// Stops the service between two pieces of work, until the result is dropped, and returns its state; that of a
+    /// device with a flusher is the flusher's result. No vCPU runs, and the gate lets devices pass.
     ///
     /// # Errors
     /// [`NotAtRest`], where a piece of work does not end by `until`; then the service continues.
     fn rest(&self, until: Instant) -> Result<Rest, NotAtRest>;
 
-    /// Work that makes the guest's writes durable, for a thread that may wait; `None` where there are none.
+    /// Work that makes the guest's writes durable and returns the device's state, for a thread that may wait; `None`
+    /// where there are no writes.
     fn flusher(&self) -> Option<Flusher> {
         None
     }

@@ -118,21 +118,22 @@ impl VirtioDevice for Block {
         self.worker = None;
     }
 
-    /// The request that was begun is completed; requests in the ring stay there.
+    /// The request that was begun is completed; requests in the ring stay there. Nothing here waits for the file.
     fn rest(&self, until: Instant) -> Result<Rest, NotAtRest> {
         let resting = self.worker.as_ref().map(|worker| worker.service().rest(until).ok_or(NotAtRest::Busy));
         let resting = resting.transpose()?;
-        self.image.flush().map_err(NotAtRest::Flush)?;
-        let device = DeviceState::Block(self.image.saved().map_err(NotAtRest::Flush)?);
         Ok(match resting {
-            None => Rest::idle(device),
-            Some(resting) => Rest::held(device, vec![(0, resting.queue.state())], Box::new(resting)),
+            None => Rest::idle(None),
+            Some(resting) => Rest::held(None, vec![(0, resting.queue.state())], Box::new(resting)),
         })
     }
 
     fn flusher(&self) -> Option<Flusher> {
         let image = Arc::clone(&self.image);
-        Some(Box::new(move || image.flush()))
+        Some(Box::new(move || {
+            image.flush()?;
+            image.saved().map(DeviceState::Block)
+        }))
     }
 
     fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreDeviceError> {

@@ -177,21 +177,25 @@ pub struct SavedBalloon {
 pub struct Rest {
     /// Numbers of the queues in service, and their state. Other queues are as they were before the driver came.
     pub queues: Vec<(usize, QueueState)>,
-    /// The device's own state.
-    pub device: DeviceState,
+    /// The device's own state; `None` where its flusher returns it.
+    pub device: Option<DeviceState>,
     /// What keeps the service at rest.
     held: Option<Box<dyn Any + Send>>,
 }
 
 impl Rest {
     /// The state of a device without a service.
-    pub fn idle(device: DeviceState) -> Rest {
-        Rest { queues: Vec::new(), device, held: None }
+    pub fn idle(device: impl Into<Option<DeviceState>>) -> Rest {
+        Rest { queues: Vec::new(), device: device.into(), held: None }
     }
 
     /// The state of a device. Its service rests until `held` is dropped.
-    pub fn held(device: DeviceState, queues: Vec<(usize, QueueState)>, held: Box<dyn Any + Send>) -> Rest {
-        Rest { queues, device, held: Some(held) }
+    pub fn held(
+        device: impl Into<Option<DeviceState>>,
+        queues: Vec<(usize, QueueState)>,
+        held: Box<dyn Any + Send>,
+    ) -> Rest {
+        Rest { queues, device: device.into(), held: Some(held) }
     }
 }
 

@@ -15,6 +15,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -38,7 +39,9 @@ use vmm_sys_util::eventfd::EventFd;
 use wideleaf_policies::Bytes;
 
 use super::saved::{NotAtRest, Rest, RestoreDeviceError, SavedDevice, SavedQueue};
-use super::{ActivateError, Activation, ActiveQueue, DeviceKind, DeviceThreads, Interrupt, IoThread, VirtioDevice};
+use super::{
+    ActivateError, Activation, ActiveQueue, DeviceKind, DeviceState, DeviceThreads, Interrupt, IoThread, VirtioDevice,
+};
 use crate::devices::bus::MemoryDevice;
 use crate::dma::DeviceMemory;
 use crate::run_loop::PAUSE_WAIT_MAX;
@@ -327,6 +330,7 @@ impl Transport {
         let device = Arc::clone(&self.device);
         let rest = self.workers.threads.call_within(until, move || locked(&device).rest(until));
         let rest = rest.ok_or(NotAtRest::Busy)??;
+        let state = rest.device.clone().map_or_else(|| self.flushed(until), Ok)?;
         // Queues in service are the device's.
         let fresh = if self.queues.is_empty() { fresh_queues(&**self.device()) } else { Vec::new() };
         let mut queues: Vec<_> = self.queues.iter().chain(&fresh).map(|queue| SavedQueue::of(queue.state())).collect();
@@ -334,7 +338,7 @@ impl Transport {
             queues[*number] = SavedQueue::of(*queue);
         }
         let saved = SavedDevice {
-            device: rest.device.clone(),
+            device: state,
             status: self.status,
             features: self.features,
             device_features_half: self.feature_halves.0,
@@ -345,6 +349,22 @@ impl Transport {
             queues,
         };
         Ok((saved, rest))
+    }
+
+    /// The state of a device that makes its writes durable before it is known. A disk that hangs keeps neither the
+    /// thread that activates devices nor the device's lock: the guest goes on after a save that was given up.
+    fn flushed(&self, until: Instant) -> Result<DeviceState, NotAtRest> {
+        let flusher = self.device().flusher().expect("a device without a flusher has its state at rest");
+        let threads = Arc::clone(&self.workers.threads);
+        let (done, state) = mpsc::channel();
+        let flush = move || {
+            let _ = done.send(flusher());
+            Ok(())
+        };
+        let started = self.workers.threads.call_within(until, move || threads.spawn_fallible("flush", flush));
+        started.ok_or(NotAtRest::Busy)?.map_err(|error| NotAtRest::Flush(io::Error::other(error)))?;
+        let state = state.recv_timeout(until.saturating_duration_since(Instant::now()));
+        state.map_err(|_| NotAtRest::Busy)?.map_err(NotAtRest::Flush)
     }
 
     /// Continues from a saved state: this transport is as new.
@@ -433,7 +453,7 @@ impl MemoryDevice for Transport {
 
     fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>> {
         let (flusher, threads) = (self.device().flusher()?, Arc::clone(&self.workers.threads));
-        self.workers.threads.call(move || threads.spawn_fallible("flush", flusher)).ok()
+        self.workers.threads.call(move || threads.spawn_fallible("flush", move || flusher().map(drop))).ok()
     }
 
     fn read(&mut self, offset: u64, data: &mut [u8]) {

@@ -344,7 +344,7 @@ impl DiskImage {
         self.flush_by(File::sync_data)
     }
 
-    fn flush_by(&self, sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+    pub(super) fn flush_by(&self, sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
         let mut has_failed = self.has_failed.lock();
         if *has_failed {
             return Err(io::Error::other(

@@ -1,6 +1,8 @@
 //! A disk as its driver, well-behaved or not, sees it.
 
 use std::os::unix::fs::FileExt as _;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use tempfile::NamedTempFile;
 use virtio_bindings::virtio_blk::{
@@ -11,6 +13,7 @@ use virtio_bindings::virtio_blk::{
 use super::super::test_driver::{Driver, Piece, RAM_BYTES, Used};
 use super::request::{FAILED, OK};
 use super::*;
+use crate::devices::bus::MemoryDevice;
 
 const HEADER: u64 = 0x10_0000;
 const STATUS: u64 = 0x10_1000;
@@ -320,7 +323,7 @@ fn a_vm_that_ends_while_paused_for_good_does_not_wait_for_its_disk() {
     disk.driver.set_register(virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY, 0);
     let (said, heard) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        crate::devices::bus::MemoryDevice::stop(&mut disk.driver.transport);
+        MemoryDevice::stop(&mut disk.driver.transport);
         drop(disk);
         said.send(()).unwrap();
     });
@@ -340,6 +343,27 @@ fn a_disk_that_rests_leaves_a_request_in_the_ring_until_it_goes_on() {
     disk.driver.look();
     disk.driver.wait_used(0);
     assert_eq!((disk.driver.bytes(STATUS, 1)[0], disk.file_bytes(512, 512)), (OK, vec![0xee; 512]));
+}
+
+#[test]
+fn a_save_gives_up_on_a_flush_that_hangs_and_the_disk_goes_on() {
+    let mut disk = disk();
+    let ((begins, begun), (go_on, goes_on)) = (channel(), channel());
+    let image = Arc::clone(&disk.image);
+    let hung = std::thread::spawn(move || {
+        image.flush_by(|_| {
+            begins.send(()).unwrap();
+            goes_on.recv().map_err(std::io::Error::other)
+        })
+    });
+    begun.recv().unwrap();
+    let refused = MemoryDevice::save(&disk.driver.transport, Instant::now() + Duration::from_millis(200));
+    assert!(matches!(refused, Err(NotAtRest::Busy)));
+    assert_eq!(disk.ask(VIRTIO_BLK_T_IN, 0, &[Piece::write(DATA, 512)]).0, OK);
+    go_on.send(()).unwrap();
+    hung.join().unwrap().unwrap();
+    let (saved, _) = disk.driver.save(|| ());
+    assert!(matches!(saved.device, DeviceState::Block(_)));
 }
 
 #[test]
