@@ -66,22 +66,11 @@ impl Expectations {
     /// Puts the action into the plan if the plan has room and the budget allows it. `Break` says that the plan is
     /// full or the budget is spent.
     pub fn request(&self, action: Action, is_held: bool, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
-        self.request_on(None, action, is_held, budget, plan)
+        self.request_all(&[(None, action, is_held)], budget, plan)
     }
 
-    /// As [`Expectations::request`], for a promotion with a page of this NUMA node.
-    pub fn request_on(
-        &self,
-        node: Option<NodeId>,
-        action: Action,
-        is_held: bool,
-        budget: &mut Budget,
-        plan: &mut Plan,
-    ) -> ControlFlow<()> {
-        self.request_all(&[(node, action, is_held)], budget, plan)
-    }
-
-    /// As [`Expectations::request_on`], for all of these actions together or none of them.
+    /// As [`Expectations::request`], for all of these actions together or none of them. Each has the NUMA node of the
+    /// page that it wants, if any, and `is_held`.
     pub fn request_all(
         &self,
         actions: &[(Option<NodeId>, Action, bool)],
@@ -101,20 +90,8 @@ impl Expectations {
 
     /// Requests that the window of a row becomes 2 MiB, as [`Expectations::request`] does.
     pub fn request_huge(&self, vm: &VmSnapshot, row: usize, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
-        self.request_huge_on(None, vm, row, budget, plan)
-    }
-
-    /// As [`Expectations::request_huge`], with a page of this NUMA node.
-    pub fn request_huge_on(
-        &self,
-        node: Option<NodeId>,
-        vm: &VmSnapshot,
-        row: usize,
-        budget: &mut Budget,
-        plan: &mut Plan,
-    ) -> ControlFlow<()> {
         let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-        self.request_on(node, promote, vm.is_held[row], budget, plan)
+        self.request(promote, vm.is_held[row], budget, plan)
     }
 
     /// Updates the expected cost from an outcome.
