@@ -18,6 +18,7 @@ use wideleaf_run::migration::{Address, Incoming};
 use wideleaf_run::outcome::verdict;
 use wideleaf_run::place::{is_standard_output, refuse_standard_output};
 use wideleaf_run::report::RunReport;
+use wideleaf_run::same_file::refuse_one_file_for_two;
 use wideleaf_run::spec::RunSpec;
 use wideleaf_vmm::sandbox::before_first_thread;
 
@@ -91,9 +92,7 @@ fn receive(
 
 /// Checks the places of results.
 fn check_outputs(args: &RunArgs) -> Result<(), Failure> {
-    if let Some(path) = args.record.as_ref().filter(|_| args.record == args.output) {
-        return Err(Failure::Usage(format!("--record and --output are both {}: name two files", path.display())));
-    }
+    refuse_one_file_for_two([], [("--record", args.record.as_deref()), ("--output", args.output.as_deref())])?;
     let output = args.output.as_deref().filter(|path| !is_standard_output(path));
     args.record.as_deref().map_or(Ok(()), |path| refuse_standard_output("--record", path))?;
     if args.console && output.is_none() && args.format == FormatArg::Json {

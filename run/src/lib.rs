@@ -34,6 +34,7 @@ mod recording;
 mod registered;
 pub mod report;
 mod restarts;
+pub mod same_file;
 pub mod sandboxed;
 mod save_thread;
 pub mod session;

@@ -4,8 +4,29 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+use crate::failure::Failure;
+
+/// Checks that each place that is written is another file than those that are read, and than the other places: a result
+/// replaces what is there. Each has the name of its option.
+///
+/// # Errors
+/// The two names and the path.
+pub fn refuse_one_file_for_two<'a>(
+    read: impl IntoIterator<Item = (&'a str, &'a Path)>,
+    written: impl IntoIterator<Item = (&'a str, Option<&'a Path>)>,
+) -> Result<(), Failure> {
+    let mut taken: Vec<_> = read.into_iter().collect();
+    for (option, path) in written.into_iter().filter_map(|(option, path)| Some((option, path?))) {
+        if let Some((other, _)) = taken.iter().find(|(_, other)| is_same_file(other, path)) {
+            return Err(Failure::Usage(format!("{other} and {option} are both {}: name two files", path.display())));
+        }
+        taken.push((option, path));
+    }
+    Ok(())
+}
+
 /// Whether both paths are those of one file, which need not exist yet. Their spelling may differ.
-pub fn is_same_file(a: &Path, b: &Path) -> bool {
+fn is_same_file(a: &Path, b: &Path) -> bool {
     let name = |path: &Path| {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         Some((fs::canonicalize(folder).ok()?, path.file_name()?.to_owned()))

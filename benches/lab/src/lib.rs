@@ -9,14 +9,12 @@
 //! ```
 //!
 //! A run of an experiment is `wideleaf run` in a process of its own; this program has that command as well, hidden, so
-//! that an experiment
-//! always runs the revision it was built with.
+//! that an experiment always runs the revision it was built with.
 
 pub mod args;
 pub mod experiment;
 pub mod image;
 pub mod predict;
-pub mod same_file;
 pub mod simulate;
 pub mod trace;
 pub mod verdict;

@@ -8,8 +8,7 @@ use wideleaf::output::{print, say};
 use wideleaf_experiments::report::{Report, html, markdown, svg, text};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::place::NamedPlace;
-
-use crate::same_file::is_same_file;
+use wideleaf_run::same_file::refuse_one_file_for_two;
 
 /// Output forms of a report.
 #[derive(Args, Clone, Debug, Default)]
@@ -56,7 +55,11 @@ impl Rendering {
         if let Some(folder) = &args.svg {
             try_folder(folder)?;
         }
-        refuse_one_file_for_two(args, results)?;
+        let places = [("--output", &args.output), ("--html", &args.html), ("--svg", &args.svg)];
+        refuse_one_file_for_two(
+            results.iter().map(|path| ("the results", *path)),
+            places.map(|(option, path)| (option, path.as_deref())),
+        )?;
         let open =
             |option, path: &Option<PathBuf>| path.as_deref().map(|path| NamedPlace::open(option, path)).transpose();
         let output = open("--output", &args.output)?;
@@ -87,19 +90,6 @@ impl Rendering {
             None => print(&text),
         }
     }
-}
-
-/// Checks that each place is another file than the results and the other places: a report replaces what is there.
-fn refuse_one_file_for_two(args: &RenderArgs, results: &[&Path]) -> Result<(), Failure> {
-    let mut taken: Vec<(&str, &Path)> = results.iter().map(|path| ("the results", *path)).collect();
-    for (option, path) in [("--output", &args.output), ("--html", &args.html), ("--svg", &args.svg)] {
-        let Some(path) = path.as_deref() else { continue };
-        if let Some((other, _)) = taken.iter().find(|(_, other)| is_same_file(other, path)) {
-            return Err(Failure::Usage(format!("{other} and {option} are both {}: name two files", path.display())));
-        }
-        taken.push((option, path));
-    }
-    Ok(())
 }
 
 /// Checks that the folder exists or can be created. Nothing is created yet.

@@ -27,12 +27,12 @@ use super::args::{MachinesArg, SimulateArgs};
 use super::report::{HistoryPoint, PolicySide, TraceInfo, TracedReport, TracedResult, TracedSetup};
 use super::source::{Blocks, Source, SourceInfo};
 use super::{machines, plot};
-use crate::same_file::is_same_file;
 use wideleaf::output::Output;
 use wideleaf::progress::visible_bar;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::place::{NamedPlace, refuse_standard_output};
+use wideleaf_run::same_file::refuse_one_file_for_two;
 
 /// Choice of the host's pages.
 #[derive(Clone, Debug)]
@@ -77,11 +77,8 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
             args.levels
         )));
     }
-    if let (Some(plot), Some(output)) = (&args.plot, &args.output)
-        && is_same_file(plot, output)
-    {
-        return Err(Failure::Usage(format!("--plot and --output are both {}: name two files", plot.display())));
-    }
+    let written = [("--plot", args.plot.as_deref()), ("--output", args.output.as_deref())];
+    refuse_one_file_for_two([("--trace", Path::new(source))], written)?;
     let source = Source::parse(source)?;
     let info = source.open()?.info;
     check_memory(&info, args)?;

@@ -100,7 +100,9 @@ fn a_report_does_not_replace_results_or_another_report() {
     let two = ["--output and --html are both ./x"];
     scratch.refuses(&["experiment", "report", "r.json", "--output=x", "--html=./x"], 2, &two);
     let plot = ["simulate", "--machine=k8", "--trace", "gups:log2_words=10", "--output=x", "--plot=./x"];
-    scratch.refuses(&plot, 2, &["--plot and --output are both ./x: name two files"]);
+    scratch.refuses(&plot, 2, &["--plot and --output are both x: name two files"]);
+    let trace = ["simulate", "--machine=k8", "--trace=r.json", "--output=./r.json"];
+    scratch.refuses(&trace, 2, &["--trace and --output are both ./r.json"]);
 }
 
 #[test]

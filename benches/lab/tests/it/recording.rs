@@ -87,8 +87,8 @@ fn a_recording_can_be_written_to_every_path_that_an_output_can() {
     scratch.refuses(&to("folder"), 7, &["cannot write --record ", "folder: it is a folder"]);
     scratch.refuses(&to("nowhere/f"), 7, &["cannot write --record nowhere/f: there is no folder nowhere"]);
     scratch.file("f", b"what was there");
-    let both = [&to("f")[..], &["--output=f"]].concat();
-    scratch.refuses(&both, 2, &["--record and --output are both f: name two files"]);
+    let both = [&to("f")[..], &["--output=./f"]].concat();
+    scratch.refuses(&both, 2, &["--record and --output are both ./f: name two files"]);
     scratch.wideleaf(&to("f")).assert().success().stderr("");
     assert!(fs::read(scratch.path("f")).unwrap().starts_with(&wideleaf_policies::recording::MAGIC));
     let mut names = scratch.names();
