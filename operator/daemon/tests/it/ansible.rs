@@ -66,8 +66,6 @@ impl Host {
         inside.env("ANSIBLE_ROLES_PATH", Path::new(REPOSITORY).join("packaging/ansible/roles"));
         inside.env("ANSIBLE_LOCALHOST_WARNING", "false").env("ANSIBLE_RETRY_FILES_ENABLED", "false");
         inside.env("ANSIBLE_LOCAL_TEMP", "/run/ansible").env("ANSIBLE_REMOTE_TEMP", "/run/ansible");
-        // A task is then one process instead of five.
-        inside.env("ANSIBLE_PIPELINING", "true");
         inside.output().unwrap()
     }
 
