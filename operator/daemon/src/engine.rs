@@ -119,7 +119,7 @@ struct Table {
     /// Guests of an earlier daemon that are not taken up yet. They stay in the state until they are.
     pending: Vec<Remembered>,
     /// Those among them that did not answer, or could not be taken up: they are tried again at each look.
-    silent: BTreeSet<ProcessId>,
+    postponed: BTreeSet<ProcessId>,
     /// Reasons why guests could not be taken, as last logged.
     refused: BTreeMap<ProcessId, String>,
     /// Mistakes in the metadata of running domains.
@@ -179,7 +179,7 @@ impl Engine {
             being_attached: BTreeSet::new(),
             left: BTreeSet::new(),
             pending: Vec::new(),
-            silent: BTreeSet::new(),
+            postponed: BTreeSet::new(),
             refused: BTreeMap::new(),
             mistakes: BTreeMap::new(),
             flavors: BTreeMap::new(),

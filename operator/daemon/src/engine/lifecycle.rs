@@ -49,12 +49,8 @@ impl Engine {
             let is_settled = !self.table().pending.iter().any(|pending| pending.process == process);
             match running.iter().find(|found| found.process == process) {
                 _ if is_settled => {}
-                Some(found) if found.no_answer.is_some() => {
-                    self.table().silent.insert(process);
-                    continue;
-                }
-                Some(found) if !self.take_or_warn(found, said, work) => {
-                    self.table().silent.insert(process);
+                Some(found) if found.no_answer.is_some() || !self.take_or_warn(found, said, work) => {
+                    self.table().postponed.insert(process);
                     continue;
                 }
                 Some(_) => {}
@@ -62,7 +58,7 @@ impl Engine {
             }
             let mut table = self.table();
             table.pending.retain(|pending| pending.process != process);
-            table.silent.remove(&process);
+            table.postponed.remove(&process);
         }
     }
 
@@ -72,11 +68,11 @@ impl Engine {
     /// The running guests cannot be listed. That does not mean that none runs, so nothing is given back.
     pub fn scout(&self) -> Result<(), String> {
         let running = self.running()?;
-        let silent = {
+        let postponed = {
             let table = self.table();
-            table.pending.iter().filter(|guest| table.silent.contains(&guest.process)).cloned().collect()
+            table.pending.iter().filter(|guest| table.postponed.contains(&guest.process)).cloned().collect()
         };
-        self.take_up(silent, &running);
+        self.take_up(postponed, &running);
         let is_running = |process: &ProcessId| running.iter().any(|found| found.process == *process);
         let came: Vec<Found> = {
             let mut table = self.table();
@@ -173,7 +169,7 @@ impl Engine {
         table.vms.insert(found.process, vm);
         // Its settings of an earlier daemon are of no use any more.
         table.pending.retain(|pending| pending.process != found.process);
-        table.silent.remove(&found.process);
+        table.postponed.remove(&found.process);
         drop(table);
         self.share_out();
         Ok(())

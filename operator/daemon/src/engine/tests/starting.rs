@@ -1,6 +1,7 @@
 //! The first moments of a daemon, and guests that do not answer then.
 
 use super::*;
+use crate::guests::fake::FakeGuest;
 
 /// A host on which an earlier daemon managed one guest, and a daemon before its first scan.
 fn not_looked_yet() -> Bench {
@@ -11,6 +12,15 @@ fn not_looked_yet() -> Bench {
     earlier.engine.save();
     let Bench { folder, guests, pools, .. } = earlier;
     Bench::not_begun(folder, guests, pools, "")
+}
+
+/// The same after its first scan of that guest, with a change.
+fn begun_where(change: impl FnOnce(&mut FakeGuest)) -> Bench {
+    let bench = not_looked_yet();
+    bench.guests.change(10, change);
+    bench.engine.resume().expect("its guests are seen");
+    bench.engine.has_looked();
+    bench
 }
 
 #[test]
@@ -53,10 +63,7 @@ fn the_hosts_memory_is_known_before_the_first_request() {
 
 #[test]
 fn a_guest_that_does_not_answer_is_taken_up_once_it_does_and_kept_in_the_state_until_then() {
-    let bench = not_looked_yet();
-    bench.guests.change(10, |guest| guest.found.no_answer = Some("does not answer: of the test".into()));
-    bench.engine.resume().expect("its guests are seen");
-    bench.engine.has_looked();
+    let bench = begun_where(|guest| guest.found.no_answer = Some("does not answer: of the test".into()));
     bench.scout();
     assert_eq!((bench.managed(), bench.state().guests.len()), (vec![], 1));
     let listed = bench.list().remove(0);
@@ -73,10 +80,7 @@ fn a_guest_that_does_not_answer_is_taken_up_once_it_does_and_kept_in_the_state_u
 
 #[test]
 fn a_guest_that_an_operator_attaches_before_the_next_look_keeps_the_operators_settings() {
-    let bench = not_looked_yet();
-    bench.guests.change(10, |guest| guest.found.no_answer = Some("does not answer: of the test".into()));
-    bench.engine.resume().expect("its guests are seen");
-    bench.engine.has_looked();
+    let bench = begun_where(|guest| guest.found.no_answer = Some("does not answer: of the test".into()));
     bench.guests.change(10, |guest| guest.found.no_answer = None);
     let settings = Settings { policy: Some("coverage".into()), ..Settings::default() };
     bench.ask(Request::Attach { target: Target::Pid(10), settings }).expect("it runs");
@@ -95,10 +99,7 @@ fn a_guest_without_an_answer_is_not_taken_by_a_rule_for_another_name() {
 
 #[test]
 fn a_guest_that_cannot_be_taken_up_at_once_keeps_its_settings_until_it_can() {
-    let bench = not_looked_yet();
-    bench.guests.change(10, |guest| guest.attach_error = Some("its map is locked".into()));
-    bench.engine.resume().expect("its guests are seen");
-    bench.engine.has_looked();
+    let bench = begun_where(|guest| guest.attach_error = Some("its map is locked".into()));
     assert_eq!((bench.managed(), bench.state().guests.len()), (vec![], 1));
     let listed = bench.list().remove(0);
     assert!(
@@ -114,10 +115,7 @@ fn a_guest_that_cannot_be_taken_up_at_once_keeps_its_settings_until_it_can() {
 
 #[test]
 fn a_guest_that_can_never_be_taken_up_is_given_up_on_request() {
-    let bench = not_looked_yet();
-    bench.guests.change(10, |guest| guest.attach_error = Some("another program manages it".into()));
-    bench.engine.resume().expect("its guests are seen");
-    bench.engine.has_looked();
+    let bench = begun_where(|guest| guest.attach_error = Some("another program manages it".into()));
     bench.ask(Request::Detach { vm: "web".into() }).expect("it is given up");
     bench.guests.change(10, |guest| guest.attach_error = None);
     bench.scout();
