@@ -90,7 +90,7 @@ pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
         0 => Ok(()),
         _ => Err(Failure::GuestFailed(format!("{wrong} mappings are not as expected; see the table above"))),
     };
-    end_of_both(verdict, output.write(&report, DoctorReport::to_table))
+    end_of_both("wideleaf", verdict, output.write(&report, DoctorReport::to_table))
 }
 
 impl DoctorReport {

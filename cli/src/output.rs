@@ -76,13 +76,13 @@ impl Place {
 }
 
 /// The end of a command, from the ends of its work and of the writing of its result. If both failed, the exit code is
-/// that of the work, and the loss of the result is reported as well.
+/// that of the work, and the loss of the result is reported as well, in a line of this program.
 ///
 /// # Errors
 /// Those of the work, else those of the writing.
-pub fn end_of_both(work: Result<(), Failure>, written: Result<(), Failure>) -> Result<(), Failure> {
+pub fn end_of_both(program: &str, work: Result<(), Failure>, written: Result<(), Failure>) -> Result<(), Failure> {
     if let (Err(_), Err(lost)) = (&work, &written) {
-        say(format_args!("wideleaf: {lost}"));
+        say(format_args!("{program}: {lost}"));
     }
     work.and(written)
 }

@@ -139,7 +139,7 @@ fn run(
     };
     let kept = written.and_then(|()| check_recording(&spec, &report));
     let verdict = end.and_then(|()| verdict(&report.outcome, report.verification.as_ref(), &report.results));
-    end_of_both(verdict, kept)
+    end_of_both("wideleaf", verdict, kept)
 }
 
 /// Checks that the recording is complete in its file.

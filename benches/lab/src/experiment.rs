@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use wideleaf::options::some_time;
-use wideleaf::output::{print, say};
+use wideleaf::output::{end_of_both, print, say};
 use wideleaf::table::prose_table;
 use wideleaf_experiments::definition::Experiment;
 use wideleaf_experiments::results::Results;
@@ -20,8 +20,6 @@ use wideleaf_experiments::{catalogue, compare, scenarios, schedule};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::suggest::did_you_mean;
-
-use crate::verdict::verdict_first;
 
 mod against;
 mod environment;
@@ -245,7 +243,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
         say(format_args!("nothing was run: the results are of {}", store.results().ended));
     }
     say(format_args!("results: {}", store.path().display()));
-    verdict_first(store.stored().failures.check_guests(), written)
+    end_of_both("wideleaf-lab", store.stored().failures.check_guests(), written)
 }
 
 /// Remaining part of an experiment's own time, after its results. `None` if the results have other rounds than its

@@ -20,10 +20,9 @@ use std::path::{Path, PathBuf};
 
 use crate::image::results::GuestReport;
 use crate::image::workload::Workload;
-use crate::verdict::verdict_first;
 use clap::{Args, Subcommand};
 use wideleaf::options::FormatArg;
-use wideleaf::output::Output;
+use wideleaf::output::{Output, end_of_both};
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
@@ -137,7 +136,7 @@ fn read(args: &ResultsArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, args.output.as_deref())?;
     let report = GuestReport::of_log(&log_text(args.log.as_deref())?)?;
     interrupts.check()?;
-    verdict_first(report.judge(), output.write(&report, GuestReport::to_table))
+    end_of_both("wideleaf-lab", report.judge(), output.write(&report, GuestReport::to_table))
 }
 
 /// The whole log. A serial line may have damaged parts of it: bytes that are not text are replaced.

@@ -17,4 +17,3 @@ pub mod image;
 pub mod predict;
 pub mod simulate;
 pub mod trace;
-pub mod verdict;
