@@ -211,18 +211,23 @@ impl Giants {
     /// Result of the giant that was under way, if its thread has ended.
     fn ended(&mut self, now: Moment) -> Option<(Request, GiantSwap)> {
         let under_way = self.under_way.take_if(|under_way| under_way.thread.is_finished())?;
+        Some(self.join(under_way, now))
+    }
+
+    /// Waits for the giant that is under way, if any. That takes one copy, and a bounded number of further copies
+    /// of what the guest writes during it ([`SwapLimits::rounds_max`]).
+    fn wait(&mut self, now: Moment) -> Option<(Request, GiantSwap)> {
+        self.under_way.take().map(|under_way| self.join(under_way, now))
+    }
+
+    /// Waits for the thread, and keeps a page that was made and not used.
+    fn join(&mut self, under_way: UnderWay, now: Moment) -> (Request, GiantSwap) {
         let (request, swap, made) = under_way.join();
         // The mapping of a stuck guest is unknown: the page may be in it.
         if let Some(made) = made.filter(|_| !swap.is_stuck && swap.panicked.is_none()) {
             self.making.put_back(made, now);
         }
-        Some((request, swap))
-    }
-
-    /// Waits for the giant that is under way, if any. That takes one copy, and a bounded number of further copies
-    /// of what the guest writes during it ([`SwapLimits::rounds_max`]).
-    fn wait(&mut self) -> Option<(Request, GiantSwap)> {
-        self.under_way.take().map(UnderWay::join).map(|(request, swap, _)| (request, swap))
+        (request, swap)
     }
 }
 
@@ -245,7 +250,7 @@ impl UnderWay {
 impl Drop for Giants {
     /// Waits for the giant: no thread moves memory of a VM after its manager is gone.
     fn drop(&mut self) {
-        self.wait();
+        drop(self.under_way.take().map(UnderWay::join));
     }
 }
 
@@ -328,7 +333,7 @@ impl ManagerLoop {
 
     /// Waits for the last giant and records its result.
     pub(super) fn finish_last_giant(&mut self) {
-        if let Some((request, swap)) = self.giants.wait() {
+        if let Some((request, swap)) = self.giants.wait(self.host.now()) {
             self.record_giant(request, swap);
         }
     }

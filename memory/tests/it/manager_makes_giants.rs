@@ -153,6 +153,34 @@ fn a_page_that_a_giant_was_not_moved_onto_is_cleared_and_used_for_the_next() {
 }
 
 #[test]
+fn a_page_that_a_giant_was_not_moved_onto_is_there_for_the_policy_that_takes_over() {
+    let (mut bed, script, prompt) = bed(1);
+    script.then(&[PROMOTE]);
+    bed.work.tick();
+    prompt.send(page(&bed.host)).unwrap();
+    bed.tick_until_report(is_made);
+    // The exchange fails after the tick: only the switch can see the end of the move.
+    let (host, (ticked, tick_ended)) = (bed.host.clone(), channel());
+    bed.second_level.in_pause(move || {
+        tick_ended.recv().unwrap();
+        host.fail_call(0, libc::EINVAL);
+    });
+    script.then(&[PROMOTE]);
+    bed.work.tick();
+    ticked.send(()).unwrap();
+    bed.work.switch_policy(Box::new(script.clone())).unwrap();
+    bed.work.tick();
+    let report = bed.work.report();
+    assert_eq!(count(report, "giant_promote", "refused_not_eligible"), 1, "{:?}", report.outcomes);
+    assert_eq!(count(report, "giant_page", "given_back"), 0);
+    bed.host.sleep(Duration::from_secs(30));
+    script.then(&[PROMOTE]);
+    bed.tick_until("giant_promote", "done");
+    assert_eq!(count(bed.work.report(), "giant_page", "made"), 1);
+    bed.assert_words();
+}
+
+#[test]
 fn a_page_that_no_plan_uses_goes_back_and_so_does_one_at_the_end() {
     let (mut bed, script, prompt) = bed(9);
     for round in 1..3 {
