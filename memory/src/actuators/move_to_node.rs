@@ -42,11 +42,7 @@ pub fn move_window(
     let (began, began_cpu) = (host.now(), host.thread_cpu_time());
     let done = try_move(host, range, backing, window, node);
     let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
-    let (result, copied) = match done {
-        Ok((OutcomeResult::Done, copied)) => (OutcomeResult::Done, copied),
-        Ok((other, _)) => (other, Bytes::ZERO),
-        Err(error) => (OutcomeResult::from(&error), Bytes::ZERO),
-    };
+    let (result, copied) = done.unwrap_or_else(|error| (OutcomeResult::from(&error), Bytes::ZERO));
     let was_asked = !matches!(result, OutcomeResult::Skipped(_));
     let unavailable = if was_asked { host.now().since(began) } else { Duration::ZERO };
     Moved { result, cost: Cost { copied, cpu }, unavailable }
@@ -60,31 +56,34 @@ fn try_move(
     node: NodeId,
 ) -> Result<(OutcomeResult, Bytes), HostError> {
     let seen = window_backing(host, range, backing.fixed_page(), window)?;
-    match seen.backing.page_size() {
+    let (page_size, count) = match seen.backing.page_size() {
         None => return Ok((OutcomeResult::Skipped(Skip::NotResident), Bytes::ZERO)),
         // Its other 511 windows would move with it.
         Some(PageSize::Giant1G) => return Ok((OutcomeResult::Skipped(Skip::NoMechanism), Bytes::ZERO)),
-        Some(PageSize::Base4K | PageSize::Huge2M) => {}
-    }
+        Some(PageSize::Huge2M) => (PageSize::Huge2M, 1),
+        Some(PageSize::Base4K) => (PageSize::Base4K, u64::from(BASE_PAGES_PER_WINDOW)),
+    };
     let first = range.hva + (window.start() - range.gpa.start());
-    let count = if seen.backing.is_large() { 1 } else { u64::from(BASE_PAGES_PER_WINDOW) };
     let pages: Vec<Hva> = (0..count).map(|page| first + PageSize::Base4K.bytes() * page).collect();
-    if pages_elsewhere(host, &pages, node)? == 0 {
+    let before = pages_elsewhere(host, &pages, node)?;
+    if before == 0 {
         return Ok((OutcomeResult::Skipped(Skip::AlreadyDone), Bytes::ZERO));
     }
-    host.move_to_node(&pages, node)?;
-    let result = match pages_elsewhere(host, &pages, node)? {
-        0 => OutcomeResult::Done,
-        _ => OutcomeResult::Refused(Refusal::NotObserved),
+    let moved = host.move_to_node(&pages, node);
+    let after = pages_elsewhere(host, &pages, node)?;
+    let result = match moved {
+        Err(error) => OutcomeResult::from(&error),
+        Ok(()) if after > 0 => OutcomeResult::Refused(Refusal::NotObserved),
+        Ok(()) => OutcomeResult::Done,
     };
-    Ok((result, PageSize::Base4K.bytes() * u64::from(seen.resident)))
+    Ok((result, page_size.bytes() * before.saturating_sub(after)))
 }
 
 /// Number of present pages that are on another node.
-fn pages_elsewhere(host: &dyn Host, pages: &[Hva], node: NodeId) -> Result<usize, HostError> {
+fn pages_elsewhere(host: &dyn Host, pages: &[Hva], node: NodeId) -> Result<u64, HostError> {
     let mut nodes = Vec::with_capacity(pages.len());
     host.nodes_of(pages, &mut nodes)?;
-    Ok(nodes.into_iter().flatten().filter(|on| *on != node).count())
+    Ok(nodes.into_iter().flatten().filter(|on| *on != node).count() as u64)
 }
 
 #[cfg(test)]
@@ -125,6 +124,22 @@ mod tests {
         assert_eq!((two_pages.result, two_pages.cost.copied), (OutcomeResult::Done, kib(8)));
         assert_eq!((host.moved_pages(), nodes(&host)), (2, vec![Some(THERE), None]));
         assert_eq!(moved(&host).result, OutcomeResult::Skipped(Skip::AlreadyDone));
+    }
+
+    #[test]
+    fn only_the_pages_that_were_elsewhere_and_moved_are_copied() {
+        let host = FakeHost::default();
+        host.make_present(BASE + mib(2), mib(2), false);
+        host.put_on_node(BASE + mib(2), mib(2) - kib(12), THERE);
+        // Three pages are on the other node, and a device uses the last one.
+        host.keep_on_node(BASE + (mib(4) - kib(4)));
+        let in_part = moved(&host);
+        assert_eq!((in_part.result, in_part.cost.copied), (OutcomeResult::Refused(Refusal::Busy), kib(8)));
+        let host = FakeHost::default();
+        host.make_present(BASE + mib(2), mib(2), false);
+        host.put_on_node(BASE + mib(2), mib(2) - kib(4), THERE);
+        let last = moved(&host);
+        assert_eq!((last.result, last.cost.copied), (OutcomeResult::Done, kib(4)));
     }
 
     #[test]

@@ -50,6 +50,8 @@ struct State {
     nodes: BTreeMap<u64, NodeId>,
     /// Nodes without a free page.
     full_nodes: BTreeSet<NodeId>,
+    /// Base pages (by address) that do not move to another node.
+    kept_on_node: BTreeSet<u64>,
     threads: Vec<u32>,
     moved_pages: u64,
     meanwhile: Option<Meanwhile>,
@@ -140,6 +142,11 @@ impl FakeHost {
     /// Makes a node have no free page from now on.
     pub fn fill_node(&self, node: NodeId) {
         self.state().full_nodes.insert(node);
+    }
+
+    /// Makes a base page stay on its node from now on (`EBUSY`).
+    pub fn keep_on_node(&self, page: Hva) {
+        self.state().kept_on_node.insert(page.get());
     }
 
     /// Sets the numbers of the process's threads.
@@ -397,6 +404,7 @@ impl Host for FakeHost {
             return Err(HostError { what: WHAT, source: io::Error::from_raw_os_error(libc::ENOMEM) });
         }
         state.now += COLLAPSE_TIME;
+        let mut is_busy = false;
         for page in moved.iter().map(|page| page.get()) {
             let of_page = match state.pages.get(&page) {
                 None => continue,
@@ -404,10 +412,15 @@ impl Host for FakeHost {
                 Some(false) => page..page + PAGE,
             };
             let all: Vec<u64> = state.pages.range(of_page).map(|(page, _)| *page).collect();
+            if all.iter().any(|page| state.kept_on_node.contains(page)) {
+                is_busy = true;
+                continue;
+            }
             state.moved_pages += all.len() as u64;
             state.nodes.extend(all.into_iter().map(|page| (page, node)));
         }
-        Ok(())
+        let busy = || HostError { what: WHAT, source: io::Error::from_raw_os_error(libc::EBUSY) };
+        if is_busy { Err(busy()) } else { Ok(()) }
     }
 
     fn threads(&self) -> Result<Vec<u32>, HostError> {
