@@ -130,6 +130,12 @@ pub trait Mover: Send + Sync {
     /// [`HostError`] with the kernel's errno.
     fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError>;
 
+    /// Number of pages that hold data: present or swapped out, without the shared zero page.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn occupied(&self, place: Place) -> Result<u16, HostError>;
+
     /// The present pages that hold only zeroes when they are read, ascending, and the number of bytes read to find
     /// them. The shared zero page does not count: there is nothing to give back.
     ///

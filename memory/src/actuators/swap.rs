@@ -153,6 +153,10 @@ impl Swapper {
         if before.is_huge {
             return Err(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
+        let occupied = match before.resident {
+            BASE_PAGES_PER_WINDOW => BASE_PAGES_PER_WINDOW,
+            _ => self.aside.mover().occupied(guest).map_err(refused)?,
+        };
         let unavailable = match self.vacated.take_huge_page(self.aside.mover().source_of(window)) {
             Some(slot) => self.swap_in_vacated(window, slot, before)?,
             None => self.swap_in(window)?,
@@ -161,7 +165,7 @@ impl Swapper {
         if !after.is_huge {
             return Err(OutcomeResult::Refused(Refusal::NotObserved));
         }
-        let holes = BASE_PAGES_PER_WINDOW - before.resident;
+        let holes = BASE_PAGES_PER_WINDOW - occupied;
         Ok(Swapped { unavailable, bloat: PageSize::Base4K.bytes() * u64::from(holes) })
     }
 

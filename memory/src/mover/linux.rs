@@ -229,6 +229,14 @@ impl Mover for LinuxMover {
         Ok(runs.into_iter().map(pages).collect())
     }
 
+    fn occupied(&self, place: Place) -> Result<u16, HostError> {
+        let piece = self.piece(place, &super::ALL_PAGES);
+        let mut runs = Vec::new();
+        let scanned = pagemap::scan_occupied(&self.pagemap, piece.start(), piece.bytes(), &mut runs);
+        scanned.map_err(host_error("PAGEMAP_SCAN"))?;
+        Ok(runs.iter().map(|run| page_count(run.bytes)).sum())
+    }
+
     fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
         let piece = self.piece(place, &super::ALL_PAGES);
         let mut read = Bytes::ZERO;
@@ -340,6 +348,16 @@ mod tests {
         words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         mover.clear(base).expect("it is present");
         assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn the_shared_zero_page_is_held_and_occupies_nothing() {
+        let Some(mover) = mover() else { return };
+        let word = |page: u16| &mover.piece(GUEST, &(page..page + 1)).words()[3];
+        word(5).store(1, Ordering::Relaxed);
+        assert_eq!(word(6).load(Ordering::Relaxed), 0);
+        let held: Vec<u16> = mover.held(GUEST).expect("scan").into_iter().flatten().collect();
+        assert_eq!((held, mover.occupied(GUEST).expect("scan")), (vec![5, 6], 1));
     }
 
     /// A kernel in which unregistering wakes before it lets go; a thread faults in between.

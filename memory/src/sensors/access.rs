@@ -180,6 +180,15 @@ impl AccessSampler for AccessSensor {
 impl Drop for AccessSensor {
     fn drop(&mut self) {
         self.give_back();
+        self.marks.is_short = false;
+        for window in self.marks.windows.clone() {
+            let Ok(_claim) = self.aside.claim(window) else { continue };
+            let is_huge = self.aside.mover().look(Place::Guest(window)).is_ok_and(|look| look.is_huge);
+            // A window that is not huge any more keeps its mark: the manager may have split it.
+            if is_huge {
+                self.marks.prepare(self.aside.mover(), window);
+            }
+        }
     }
 }
 

@@ -93,6 +93,11 @@ impl Mover for FailingMover {
         self.real.held(place)
     }
 
+    fn occupied(&self, place: Place) -> Result<u16, HostError> {
+        self.refuse("occupied", &[libc::EINTR, libc::ENOMEM])?;
+        self.real.occupied(place)
+    }
+
     fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
         self.refuse("zero_pages", &[libc::EINTR, libc::ENOMEM])?;
         self.real.zero_pages(place)

@@ -49,6 +49,8 @@ struct State {
     lost: Vec<Page>,
     /// Pages that cannot be moved from their place.
     pinned: BTreeSet<Page>,
+    /// Pages that are not present until they are touched or moved.
+    swapped: BTreeSet<Page>,
     pages_per_move: u16,
     /// Windows without the mark that forbids huge pages.
     may_be_huge: BTreeSet<WindowIndex>,
@@ -91,6 +93,7 @@ impl Default for FakeMover {
                 waiting: 0,
                 lost: Vec::new(),
                 pinned: BTreeSet::new(),
+                swapped: BTreeSet::new(),
                 pages_per_move: BASE_PAGES_PER_WINDOW,
                 may_be_huge: BTreeSet::new(),
                 populates: 0,
@@ -146,6 +149,7 @@ impl FakeMover {
             }
         }
         state.compare(at);
+        state.swapped.remove(&at);
         state.last_written += 1;
         let value = state.last_written;
         state.pages.insert(at, value);
@@ -156,6 +160,11 @@ impl FakeMover {
     /// Makes a page of this place immovable (`EBUSY`).
     pub fn pin(&self, place: Place, page: u16) {
         self.state().pinned.insert((place, page));
+    }
+
+    /// Swaps out written pages of a window.
+    pub fn swap_out(&self, window: WindowIndex, pages: Range<u16>) {
+        self.state().swapped.extend(pages.map(|page| (Place::Guest(window), page)));
     }
 
     /// Makes moves do at most this number of pages each.
@@ -350,6 +359,7 @@ impl State {
             return Err(libc::EBUSY);
         }
         if let Some(value) = self.pages.remove(from) {
+            self.swapped.remove(&from);
             self.pages.insert(to, value);
         }
         Ok(())
@@ -456,6 +466,10 @@ impl Mover for FakeMover {
         Ok(mover::runs_of(state.pages.of(place).map(|(page, _)| page)))
     }
 
+    fn occupied(&self, place: Place) -> Result<u16, HostError> {
+        Ok(self.enter("fake scan")?.pages.of(place).count() as u16)
+    }
+
     fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
         let state = self.enter("fake search for zeroes")?;
         let zeroes = state.pages.of(place).filter(|(_, value)| *value == 0);
@@ -469,7 +483,8 @@ impl Mover for FakeMover {
 
     fn look(&self, place: Place) -> Result<Look, HostError> {
         let state = self.enter("fake look")?;
-        let resident = state.pages.of(place).count() as u16;
+        let is_present = |(page, _): &(u16, u64)| !state.swapped.contains(&(place, *page));
+        let resident = state.pages.of(place).filter(is_present).count() as u16;
         Ok(Look { resident, is_huge: state.huge.contains(&place) })
     }
 

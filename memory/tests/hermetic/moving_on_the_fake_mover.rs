@@ -151,6 +151,22 @@ fn no_window_of_a_giant_that_is_being_moved_is_marked() {
 }
 
 #[test]
+fn a_sensor_that_ends_leaves_its_mark_on_no_window_that_is_still_huge() {
+    let bed = Bed::new();
+    let [huge, vacated] = [W, WindowIndex::new(4)];
+    [huge, vacated].into_iter().for_each(|window| make_huge(&bed, window));
+    let mut sensor = bed.sensor();
+    sensor.note_shortage(true);
+    sensor.start(bed.host.as_ref(), &[huge, vacated]);
+    assert_eq!(sensor.finish(bed.host.as_ref()).rows, [(huge, Seen::Untouched), (vacated, Seen::Untouched)]);
+    assert_eq!(bed.swapper().vacate(bed.host.as_ref(), vacated).result, OutcomeResult::Done);
+    assert_eq!([huge, vacated].map(|window| bed.mover.may_be_huge(window)), [false; 2]);
+    drop(sensor);
+    assert_eq!([huge, vacated].map(|window| bed.mover.may_be_huge(window)), [true, false]);
+    bed.assert_at_rest();
+}
+
+#[test]
 fn a_kernel_that_keeps_page_tables_is_known_after_three_windows() {
     let bed = Bed::new();
     bed.mover.keep_tables();
@@ -311,6 +327,17 @@ fn a_swap_makes_a_window_huge_and_its_holes_zero() {
     let hole = swapper.swap(bed.host.as_ref(), WindowIndex::new(9)).result;
     assert_eq!(hole, OutcomeResult::Skipped(Skip::NotResident));
     bed.mover.write(windows[1], 0..100);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn pages_that_are_swapped_out_are_no_bloat() {
+    let bed = Bed::new();
+    bed.mover.write(W, 0..500);
+    bed.mover.swap_out(W, 100..400);
+    let swap = bed.swapper().swap(bed.host.as_ref(), W);
+    assert_eq!((swap.result, swap.bloat), (OutcomeResult::Done, kib(4) * 12));
+    bed.mover.write(W, ALL_PAGES);
     bed.assert_at_rest();
 }
 
