@@ -343,7 +343,8 @@ impl ControlledVm {
         }
         // It would run on at the target.
         self.check_saving(SavingThread::check_not_moving, "pause")?;
-        self.run.pause.hold().map_err(|error| format!("cannot pause the VM: {error}; try again"))
+        let held = self.run.pause.hold();
+        held.map(drop).map_err(|error| format!("cannot pause the VM: {error}; try again"))
     }
 
     /// A guest that moves runs at the target.

@@ -37,17 +37,18 @@ impl UsersPause {
         *self.lock()
     }
 
-    /// Pauses the VM, if it is not paused for its users already.
+    /// Pauses the VM, if it is not paused for its users already. Returns whether this pause is the caller's.
     ///
     /// # Errors
     /// [`SecondLevelError`] of a vCPU that does not leave the guest.
-    pub fn hold(&self) -> Result<(), SecondLevelError> {
+    pub fn hold(&self) -> Result<bool, SecondLevelError> {
         let mut is_held = self.lock();
-        if !*is_held {
-            self.control.pause()?;
-            *is_held = true;
+        if *is_held {
+            return Ok(false);
         }
-        Ok(())
+        self.control.pause()?;
+        *is_held = true;
+        Ok(true)
     }
 
     /// Leaves what the guest asks of its disks in the rings, until the end of the pause or [`UsersPause::use_disks`].

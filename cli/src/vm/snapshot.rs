@@ -87,12 +87,17 @@ pub fn save_vm(socket: &Path, args: &SnapshotArgs, interrupts: &Interrupts) -> R
         interrupts.stand_down();
     }
     let finished = writing.finish().map_err(|error| Failure::Output(error.to_string()));
-    if args.stop {
-        // Without a snapshot the guest goes on.
-        let next = if finished.is_ok() { VmRequest::Stop { how: StopHow::Kill } } else { VmRequest::Resume };
-        ask(socket, next)?;
+    let next = match &finished {
+        Ok(_) => Some(VmRequest::Stop { how: StopHow::Kill }),
+        // Without a snapshot the guest goes on, if it did before.
+        Err(_) => (!saved.was_paused).then_some(VmRequest::Resume),
+    };
+    let done = next.filter(|_| args.stop).map(|next| ask(socket, next));
+    if let (Err(_), Some(Err(error))) = (&finished, &done) {
+        say(format_args!("wideleaf: the VM is still paused: {error}"));
     }
     let Finished { not_removed, .. } = finished?;
+    done.transpose()?;
     if let Some((folder, error)) = not_removed {
         say(format_args!("wideleaf: cannot remove the older snapshot in {}: {error}; remove it", folder.display()));
     }
@@ -129,7 +134,7 @@ fn save(
 }
 
 fn table(Snapshot { folder, saved }: &Snapshot) -> String {
-    let SavedView { stored_bytes, written_bytes, rounds, pause_ms, seconds } = *saved;
+    let SavedView { stored_bytes, written_bytes, rounds, pause_ms, seconds, .. } = *saved;
     format!(
         "saved to {}: {} of RAM in {seconds:.2} s, {} written in {rounds} rounds, the guest paused for {pause_ms:.1} \
          ms\n",

@@ -12,6 +12,7 @@ use serde_json::Value;
 use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
+use crate::migration::status;
 use crate::program::new_scratch;
 
 /// A fixed number of passes over its memory: the number of words that it checks tells whether one was lost.
@@ -169,6 +170,28 @@ fn a_save_that_fails_leaves_the_older_snapshot_and_the_guest_and_no_file() {
         assert!(has_answered(&scratch), "the guest goes on");
     }
     assert!(scratch.names().iter().all(|name| !name.contains(".saving-")), "{:?}", scratch.names());
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(run.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn a_vm_that_was_paused_stays_so_after_a_save_with_a_stop_that_fails_at_its_end() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &ENDLESS);
+    scratch.wideleaf(&["vm", "vm.sock", "pause"]).assert().success();
+    run.signal(Signal::SIGSTOP);
+    let client = Running::start(&scratch, &["vm", "vm.sock", "snapshot", "saved", "--stop", PAUSE]);
+    while !scratch.names().iter().any(|name| name.contains(".saving-")) {
+        std::thread::yield_now();
+    }
+    scratch.file("saved", b"another program's");
+    run.signal(Signal::SIGCONT);
+    let (code, why) = client.end();
+    assert!(code.is_some_and(|code| code != 0) && why.contains("saved"), "{code:?}: {why}");
+    assert_eq!(status(&scratch)["state"], "paused");
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
     assert_eq!(run.end(), (Some(0), String::new()));
 }

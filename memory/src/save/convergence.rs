@@ -58,6 +58,8 @@ pub(super) struct Convergence<'a> {
     broken_off: u32,
     /// Whether the pause after the latest round was broken off.
     has_broken_off: bool,
+    /// Most pages of a pause that was broken off.
+    too_many: u64,
     /// Whether the pause may be longer than its bound.
     may_be_longer: bool,
 }
@@ -71,6 +73,7 @@ impl<'a> Convergence<'a> {
             flat: 0,
             broken_off: 0,
             has_broken_off: false,
+            too_many: 0,
             may_be_longer: false,
         }
     }
@@ -100,8 +103,10 @@ impl<'a> Convergence<'a> {
                 Next::Pause
             }
             BeyondBound::Refuse => {
-                let needed = needed + self.limits.state;
-                Next::Refuse(SaveError::PauseTooLong { bound: self.limits.pause, rounds, pages: left, needed })
+                // What was found in a pause is what the next one would find.
+                let pages = left.max(self.too_many);
+                let needed = self.time_of(pages).mul_f64(1.0 + MARGIN) + asking + self.limits.state;
+                Next::Refuse(SaveError::PauseTooLong { bound: self.limits.pause, rounds, pages, needed })
             }
         }
     }
@@ -116,6 +121,9 @@ impl<'a> Convergence<'a> {
         };
         self.has_broken_off = next == InPause::BreakOff;
         self.broken_off += u32::from(self.has_broken_off);
+        if self.has_broken_off {
+            self.too_many = self.too_many.max(pages);
+        }
         next
     }
 
@@ -178,6 +186,20 @@ mod tests {
         // A round of a few pages does not push the slow one out.
         assert!(matches!(convergence.after(round(10, 0), 900, Duration::ZERO), Next::Round));
         assert!(matches!(convergence.after(round(1000, 1), 900, Duration::ZERO), Next::Pause));
+    }
+
+    #[test]
+    fn after_pauses_that_were_broken_off_the_error_tells_the_time_that_they_would_have_taken() {
+        let limits = SaveLimits::default();
+        let mut convergence = Convergence::new(&limits);
+        for pages in [100_000, 50_000, 60_000] {
+            assert!(matches!(convergence.after(round(1000, 10), 100, Duration::ZERO), Next::Pause));
+            assert_eq!(convergence.in_pause(pages), InPause::BreakOff);
+        }
+        let refused = convergence.after(round(1000, 10), 100, Duration::ZERO);
+        let Next::Refuse(SaveError::PauseTooLong { pages, needed, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(pages, 100_000);
+        assert!(needed >= Duration::from_secs(1), "10 us a page: {needed:?}");
     }
 
     #[test]

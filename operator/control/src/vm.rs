@@ -183,6 +183,9 @@ pub struct SavedView {
     pub pause_ms: f64,
     /// Duration of the whole save, in seconds.
     pub seconds: f64,
+    /// Whether a VM that stays paused was paused before, so that a client without a snapshot leaves it so.
+    #[serde(default)]
+    pub was_paused: bool,
 }
 
 /// A VM that has moved.

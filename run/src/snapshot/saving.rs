@@ -6,6 +6,7 @@
 //!   reply: what was saved, or why not ◀── manager goes on ◀──────────────────────────────────────────────────┘
 //! ```
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
@@ -87,15 +88,22 @@ type AtPause = (MachineState, SavedSession, Duration);
 /// # Errors
 /// One line; the guest goes on.
 pub(crate) fn save(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -> Result<SavedView, String> {
-    let was_held = parts.pause.is_held();
-    let saved = save_whole(parts, files, how, shared);
-    if saved.is_err() && !was_held && parts.pause.is_held() {
+    let has_paused = Cell::new(false);
+    let saved = save_whole(parts, files, how, shared, &has_paused);
+    if saved.is_err() && has_paused.get() {
         parts.pause.end().map_err(|error| error.to_string())?;
     }
     saved
 }
 
-fn save_whole(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -> Result<SavedView, String> {
+/// Sets `has_paused` when the VM stays paused by this save, and not by a user.
+fn save_whole(
+    parts: &SavedParts,
+    files: NewFiles,
+    how: HowToPause,
+    shared: &Shared,
+    has_paused: &Cell<bool>,
+) -> Result<SavedView, String> {
     let began = Instant::now();
     parts.restoring.iter().try_for_each(|restoring| restoring.check_not_mapped("save"))?;
     wait_for_ram(parts, &files.client, shared)?;
@@ -107,7 +115,7 @@ fn save_whole(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Sha
     let layout: Vec<_> = parts.ram.ranges().iter().map(|range| range.gpa).collect();
     let cannot = |why: &dyn std::fmt::Display| format!("cannot save the VM: {why}");
     let writer = WindowsWriter::new(memory, &layout, base).map_err(|error| cannot(&error))?;
-    let ((state, said, paused), report) = save_ram(parts, &session, &writer, &client, how, shared)?;
+    let ((state, said, paused), report) = save_ram(parts, &session, &writer, &client, how, shared, has_paused)?;
 
     let spec = RunSpec { policy: parts.policy.lasting(), ..parts.spec.clone() };
     let text = saved_text(&spec, said, &SavedAccesses::of(live.as_deref()), &state).map_err(|error| cannot(&error))?;
@@ -120,6 +128,7 @@ fn save_whole(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Sha
         rounds: report.rounds.len() as u32 + 1,
         pause_ms: paused.as_secs_f64() * 1e3,
         seconds: began.elapsed().as_secs_f64(),
+        was_paused: how.stays && !has_paused.get(),
     })
 }
 
@@ -130,6 +139,7 @@ fn save_ram(
     client: &File,
     how: HowToPause,
     shared: &Shared,
+    has_paused: &Cell<bool>,
 ) -> Result<(AtPause, SaveReport), String> {
     let progress = |progress: SaveProgress| {
         shared.show(progress);
@@ -152,13 +162,13 @@ fn save_ram(
         // Devices complete requests in it, and write RAM: so the last pages come after it.
         let state = parts.machine.save_state().map_err(|error| SaveError::State(Box::new(error)));
         let saved = state.and_then(|state| last.write().map(|()| (state, session.saved())));
-        let stays = if how.stays && saved.is_ok() { parts.pause.hold() } else { Ok(()) };
+        let stays = if how.stays && saved.is_ok() { parts.pause.hold() } else { Ok(false) };
         // Those of a VM that is paused already stay as another snapshot may know them.
         if how.stays && !was_held && (saved.is_err() || stays.is_err()) {
             parts.pause.use_disks();
         }
         parts.second_level.resume()?;
-        stays?;
+        has_paused.set(stays?);
         saved.map(|(state, said)| (state, said, paused_at.elapsed()))
     };
     saver.save(&limits, shared.cancelled(), &progress, at_pause).map_err(|error| format!("cannot save the VM: {error}"))
