@@ -9,7 +9,7 @@
 //! The guest is never stopped or asked to do anything, and detaching changes none of its pages.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -296,16 +296,21 @@ impl Attached {
     pub fn set_policy(&mut self, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
         check(policy.as_ref())?;
         let (guest, key) = (Arc::clone(self.guest()), self.guest().process.key());
+        // The thread that makes the change decides that it is made, or this one that it is too late: the first counts.
+        let is_made = Arc::new(OnceLock::new());
+        let decided = Arc::clone(&is_made);
         let change = move || {
             let _one_at_a_time = guest.changing.lock();
             let ram = Arc::clone(&guest.now().ram);
-            guest.go_on_with(ram, policy)
+            guest.go_on_with(ram, policy, || decided.set(true).is_ok())
         };
         // A guest that hangs has one manager that waits for it, and gets no second.
         let answers = self.guest().process.answers(ANSWER_WITHIN);
         let changed = answers.and_then(|()| deadline::ask(key, ATTACH_WITHIN, change));
-        let pid = key.pid;
-        changed.unwrap_or_else(|no_answer| Err(silent(pid, &no_answer)))
+        changed.unwrap_or_else(|no_answer| match is_made.set(false) {
+            Ok(()) => Err(silent(key.pid, &no_answer)),
+            Err(_) => Ok(()), // the end of the manager before is what takes long
+        })
     }
 
     /// Sets the limits on the costs.
@@ -471,9 +476,14 @@ impl Guest {
         deadline::ask(self.process.key(), deadline::BRIEF, move || survey::merged(&host)).ok().flatten()
     }
 
-    /// Replaces one manager by another; the caller holds `changing`. There are two loops for a moment, and the old
-    /// one may still be at a window: each checks only its own work.
-    fn go_on_with(&self, ram: Arc<RamMap>, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
+    /// Replaces one manager by another if this is still wanted once the other is there; the caller holds `changing`.
+    /// There are two loops for a moment, and the old one may still be at a window: each checks only its own work.
+    fn go_on_with(
+        &self,
+        ram: Arc<RamMap>,
+        policy: Option<PolicyChoice>,
+        is_wanted: impl FnOnce() -> bool,
+    ) -> Result<(), AttachError> {
         let settings = Settings { policy: policy.clone(), ..self.now().settings.clone() };
         let tables = tables(&settings, &self.host, self.monitor.as_ref(), &ram);
         let before = self.now().heat.clone();
@@ -489,6 +499,10 @@ impl Guest {
         };
         let next = parts.manager(&settings)?;
         let mut now = self.now();
+        if !is_wanted() {
+            drop(now);
+            return Ok(());
+        }
         // They may have changed since.
         next.set_limits(now.settings.limits);
         now.before = now.before.with(&now.manager.live());
@@ -523,7 +537,7 @@ impl Guest {
             }
             now.settings.policy.clone()
         };
-        self.go_on_with(Arc::new(ram), policy)
+        self.go_on_with(Arc::new(ram), policy, || true)
     }
 }
 
