@@ -310,8 +310,14 @@ impl<'a> Prepared<'a> {
         let taking_apart = self.start_taking_apart()?;
         self.sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
         let sandboxed = guest.sandboxed();
-        if let Some(incoming) = &self.incoming {
-            incoming.switch(&guest, &|| self.session.counters_now(), self.interrupts)?;
+        if let Some(incoming) = &self.incoming
+            && let Err(why) = incoming.switch(&guest, &|| self.session.counters_now(), self.interrupts)
+        {
+            // Its devices may wait for RAM that does not come now: the source must not wait for them.
+            incoming.refuse(&why.to_string());
+            drop((kept, registration, saving));
+            self.take_apart(taking_apart, guest);
+            return Err(why);
         }
         let paging = plan.paging;
         // The plan is given back with the sandbox.
@@ -335,6 +341,19 @@ impl<'a> Prepared<'a> {
         TakingApart::start(begin)
             .map(Some)
             .map_err(|error| Failure::Host(format!("cannot start the thread that takes the guest apart: {error}")))
+    }
+
+    /// Drops the guest, unless a part of its RAM is lost: a device may sleep in a touch of RAM that will not come, and
+    /// only the end of the process ends it.
+    fn take_apart(&self, taking_apart: Option<TakingApart<RunningGuest>>, guest: RunningGuest) {
+        let has_lost_ram = || {
+            self.restoring.as_ref().is_some_and(|restoring| restoring.has_failed())
+                || self.incoming.as_ref().is_some_and(|incoming| incoming.has_failed())
+        };
+        match taking_apart {
+            Some(taking_apart) => _ = taking_apart.take_apart(guest, has_lost_ram),
+            None => drop(guest),
+        }
     }
 
     /// Completes the RAM of a guest that comes from another run.
@@ -493,15 +512,7 @@ impl<'a> Running<'a> {
                 let ended = if migrated.is_some() { Ended::Migrated } else { ended };
                 of.incoming.iter().for_each(|incoming| incoming.give_up());
                 let ram_at_end = of.session.at_end();
-                let has_lost_ram = || {
-                    of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed())
-                        || of.incoming.as_ref().is_some_and(|incoming| incoming.has_failed())
-                };
-                // A device may sleep in a touch of RAM that will not come: only the end of the process ends it.
-                match taking_apart {
-                    Some(taking_apart) => _ = taking_apart.take_apart(guest, has_lost_ram),
-                    None => drop(guest),
-                }
+                of.take_apart(taking_apart, guest);
                 let guarantee = kept.map(|kept| kept.report(ram_at_end.as_ref()));
                 (ended, resets, ram_at_end, console.map_or(0, GuestConsole::end), guarantee)
             }
