@@ -85,8 +85,8 @@ struct Promotion {
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     needs_kvm()?;
     match arguments.word(0, &["speed", "khugepaged"], "speed or khugepaged")? {
-        0 => speed(arguments.number(1, 5)?, arguments.number(2, 28)?, waiting),
-        _ => khugepaged(arguments.number(1, 3)?, mib(arguments.number(2, 64)?), waiting),
+        0 => speed(arguments.count(1, 5)?, arguments.number(2, 28)?, waiting),
+        _ => khugepaged(arguments.count(1, 3)?, mib(arguments.number(2, 64)?), waiting),
     }
 }
 

@@ -87,7 +87,7 @@ fn main() -> ExitCode {
 }
 
 fn experiment(arguments: &Arguments) -> Result<Figures, Ended> {
-    let rounds: u32 = arguments.number(0, ROUNDS)?;
+    let rounds = arguments.count(0, ROUNDS)?;
     let other = arguments.text(1).map(Path::new);
     let beside = BesideQemu::new(MEMORY)?;
     let small_image = beside.folder().join("small.elf");

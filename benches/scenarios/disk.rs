@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
-    let rounds: u32 = arguments.number(0, ROUNDS)?;
+    let rounds = arguments.count(0, ROUNDS)?;
     let way = WAYS[arguments.word(1, &WAYS, "threads or io_uring")?];
     let beside = BesideQemu::new(MEMORY)?;
     let file = beside.folder().join("disk.img");

@@ -107,7 +107,7 @@ fn run(case: &Case, arm: &str, interrupts: &Interrupts) -> Result<RunReport, End
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
-    let rounds: u32 = arguments.number(0, 30)?;
+    let rounds = arguments.count(0, 30)?;
     let only = arguments.text(1);
     let cases: Vec<&Case> = CASES.iter().filter(|case| only.is_none_or(|only| case.kernel == only)).collect();
     if let (Some(text), []) = (only, &cases[..]) {

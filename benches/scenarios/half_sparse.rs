@@ -174,7 +174,7 @@ fn over_sets(sets: &[Set], of: impl Fn(&[HostBacking]) -> Bytes) -> f64 {
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
-    let (log2_words, sets) = (arguments.number(0, 26)?, arguments.number(1, 3)?);
+    let (log2_words, sets) = (arguments.number(0, 26)?, arguments.count(1, 3)?);
     needs_kvm()?;
     let pages = memory(log2_words).pages(PageSize::Huge2M);
     let lease = HugetlbPools::of_this_machine().lease(PageSize::Huge2M, pages);

@@ -261,7 +261,7 @@ fn geometric_mean(works: &[(&Work, Rounds)]) -> Option<f64> {
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let names = COMPARISONS.map(|comparison| comparison.name);
     let comparison = &COMPARISONS[arguments.word(0, &names, "speed, guest, vcpus, pages, verify or tlb")?];
-    let rounds = arguments.number(1, comparison.rounds)?;
+    let rounds = arguments.count(1, comparison.rounds)?;
     let only = arguments.text(2);
     let works: Vec<&Work> =
         comparison.works.iter().filter(|work| only.is_none_or(|only| work.kernel == only)).collect();

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
-    let rounds: u32 = arguments.number(0, ROUNDS)?;
+    let rounds = arguments.count(0, ROUNDS)?;
     let beside = BesideQemu::new(MEMORY)?;
     let socket = network()?;
     let rounds = in_turns(rounds, |program| match program {

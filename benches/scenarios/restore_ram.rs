@@ -53,7 +53,7 @@ enum Arm {
 fn main() {
     let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
     let bytes = mib(numbers.first().copied().unwrap_or(1024));
-    let rounds = numbers.get(1).map_or(5, |rounds| *rounds as u32);
+    let rounds = numbers.get(1).map_or(5, |rounds| (*rounds as u32).max(1));
     start_of_large_ram();
     let image = Arc::new(Image(image(bytes)));
     let arms = [Arm::MovedByFaults, Arm::MovedWithBackground, Arm::CopiedByFaults, Arm::PagesCopied];

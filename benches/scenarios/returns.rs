@@ -194,7 +194,7 @@ fn populate_and_release(ram: &Arc<GuestRam>) {
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
-    let (hot, repetitions) = (mib(arguments.number(0, 64)?), arguments.number(1, 5)?);
+    let (hot, repetitions) = (mib(arguments.number(0, 64)?), arguments.count(1, 5)?);
     needs_kvm()?;
     let mut times: [Vec<Option<Duration>>; WAYS.len()] = Default::default();
     let guest = HotGuest::start(hot, waiting)?;

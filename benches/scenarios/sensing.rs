@@ -117,7 +117,7 @@ fn run_set(log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Set, End
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
-    let (log2_words, sets) = (arguments.number(0, 24)?, arguments.number(1, 3)?);
+    let (log2_words, sets) = (arguments.number(0, 24)?, arguments.count(1, 3)?);
     let memory = gib(arguments.number(2, 16)?);
     needs_kvm()?;
     let sets = (0..sets).map(|_| run_set(log2_words, memory, waiting)).collect::<Result<Vec<_>, _>>()?;

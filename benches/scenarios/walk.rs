@@ -61,7 +61,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
-    let (millions, rounds) = (arguments.number::<usize>(0, 10)?, arguments.number::<usize>(1, 5)?);
+    let (millions, rounds) = (arguments.number::<usize>(0, 10)?, arguments.count(1, 5)?);
     let machines = arguments.number::<usize>(2, MACHINES.len())?;
     let cases = cases(millions.max(1) * 1_000_000);
     let mut rows = Table::new(["machine", "accesses"], ["speed", "time", "walks", "entries read per walk"]);
@@ -69,7 +69,7 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     for (n, name) in MACHINES.into_iter().take(machines.max(1)).enumerate() {
         let mut nanoseconds = Vec::new();
         for case in &cases {
-            let measured = repeat(name, case, rounds.max(1), waiting)?;
+            let measured = repeat(name, case, rounds, waiting)?;
             let (ns, counts) = (median(measured.nanoseconds.clone()), &measured.counts);
             rows.row([
                 name.into(),
@@ -132,7 +132,7 @@ fn judge(name: &str, ns: &[Vec<f64>]) -> Vec<Bar> {
 }
 
 /// Runs a new simulator in each round. The first quarter of the accesses warms it.
-fn repeat(name: &str, case: &Case, rounds: usize, waiting: &Waiting) -> Result<Measured, Ended> {
+fn repeat(name: &str, case: &Case, rounds: u32, waiting: &Waiting) -> Result<Measured, Ended> {
     let (machine, thread) = (machine(name).expect("a known machine"), Threads::this_one());
     let (warming, counted) = case.accesses.split_at(case.accesses.len() / 4);
     let mut measured = Measured { nanoseconds: Vec::new(), counts: Counts::default() };

@@ -192,6 +192,18 @@ impl Arguments {
         text.parse().map_err(|_| Ended::Argument { number: index + 1, text: text.clone(), expected: "a number" })
     }
 
+    /// The number of rounds or sets at `index`: a median needs at least one.
+    ///
+    /// # Errors
+    /// [`Ended::Argument`] if the argument is not such a number.
+    pub fn count(&self, index: usize, default: u32) -> Result<u32, Ended> {
+        let text = || self.text(index).unwrap_or_default().to_owned();
+        match self.number(index, default)? {
+            0 => Err(Ended::Argument { number: index + 1, text: text(), expected: "a number of at least 1" }),
+            count => Ok(count),
+        }
+    }
+
     /// Index in `words` of the argument at `index`, or 0 if the argument is absent.
     ///
     /// # Errors
@@ -331,6 +343,9 @@ mod tests {
         assert_eq!(arguments.number(2, 7).expect("the default"), 7);
         let error = arguments.number(1, 3).expect_err("not a number").to_string();
         assert_eq!(error, "argument 2: \"many\" is not a number");
+        assert_eq!((arguments.count(0, 5).ok(), arguments.count(2, 5).ok()), (Some(26), Some(5)));
+        let error = Arguments(vec!["0".into()]).count(0, 5).expect_err("no round").to_string();
+        assert_eq!(error, "argument 1: \"0\" is not a number of at least 1");
         assert_eq!(arguments.word(1, &["few", "many"], "few or many").expect("a word"), 1);
         assert_eq!(arguments.word(2, &["few", "many"], "few or many").expect("the first"), 0);
         let error = arguments.word(0, &["few", "many"], "few or many").expect_err("no such word").to_string();

@@ -11,7 +11,7 @@
 use crate::definition::{Arm, Case, Experiment};
 use crate::metric::{Better, Metric};
 use crate::reached::to_coverage;
-use crate::report::common_sections::{machine_rows, number};
+use crate::report::common_sections::{above_one, machine_rows, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Report, Section};
 use crate::results::Results;
 use wideleaf_measure::statistics::{Comparison, Verdict, median};
@@ -75,7 +75,7 @@ pub fn report(a: &Results, b: &Results) -> Result<Report, NotComparable> {
     }
     let rows = rows(a, b);
     let lead = [vec![summary(&rows)], not_the_same(of_a, of_b)].concat();
-    let sections = [Some(between(medians)), within(&rows, &of_a.arms), others(a, b), Some(machines(a, b))];
+    let sections = [Some(between(medians, of_a)), within(&rows, &of_a.arms), others(a, b), Some(machines(a, b))];
     Ok(Report {
         title: format!("{}: B against A", of_a.title),
         lead,
@@ -108,7 +108,7 @@ fn medians(a: &Results, b: &Results) -> Grid {
     };
     for (case, arm) in common(a, b) {
         let [of_a, of_b] = [a, b].map(|results| values(results, case, arm, Metric::Figure));
-        if let Some(ratio) = Comparison::of_unpaired(&of_b, &of_a, Better::Higher) {
+        if let Some(ratio) = Comparison::of_unpaired(&of_b, &of_a, case.better()) {
             let figure = |values: Vec<f64>| format!("{} {}", number(median(values)), case.unit);
             let numbers = [figure(of_a), figure(of_b), ratio.to_string()];
             grid.rows.push([case.name.clone(), arm.name.clone()].into_iter().chain(numbers).collect());
@@ -123,7 +123,7 @@ fn rows<'a>(a: &'a Results, b: &'a Results) -> Vec<Row<'a>> {
     let row = |(case, arm): (&'a Case, &'a Arm)| {
         let ratio = |results: &Results| {
             let ratios = results.ratios(&case.name, &arm.name, &first.name, Metric::Figure);
-            Comparison::of(&ratios, Better::Higher)
+            Comparison::of(&ratios, case.better())
         };
         Some(Row { case, arm, a: ratio(a)?, b: ratio(b)? })
     };
@@ -190,9 +190,10 @@ fn changed_commands(a: &Experiment, b: &Experiment) -> Vec<String> {
     changed
 }
 
-fn between(medians: Grid) -> Section {
+fn between(medians: Grid, experiment: &Experiment) -> Section {
     let paragraph = format!(
-        "Above 1, B is faster. The ratio includes all other differences, above all the machine's other load. {}",
+        "{} The ratio includes all other differences, above all the machine's other load. {}",
+        above_one("B is faster", &experiment.cases),
         Verdict::LEGEND
     );
     Section { title: "B : A".into(), paragraphs: vec![paragraph], tables: vec![medians], plots: vec![] }

@@ -10,6 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::disturbance::DisturbedGuests;
+use crate::metric::Better;
 use crate::peers::{Guest, QemuRam};
 use crate::restoring::RestoredGuest;
 
@@ -59,6 +60,18 @@ pub struct Case {
     pub working_set_mib: u64,
     /// Cells of the case, in the order of the arms.
     pub cells: Vec<Cell>,
+}
+
+impl Case {
+    /// Whether the case's figure is a time, such as that of one access. All other figures are rates.
+    pub fn is_timed(&self) -> bool {
+        self.unit == "ns"
+    }
+
+    /// Direction in which the case's figure is better.
+    pub fn better(&self) -> Better {
+        if self.is_timed() { Better::Lower } else { Better::Higher }
+    }
 }
 
 /// One case in one arm.
@@ -419,6 +432,11 @@ pub fn typed(arguments: &[String]) -> String {
 /// Suffix of an arm that runs the other program.
 const OTHER_PROGRAM: &str = " (B)";
 
+/// End of the summary of such an arm.
+fn by(program: &str, version: &str) -> String {
+    format!("; by {version} ({program})")
+}
+
 impl Experiment {
     /// This experiment with each arm doubled: once with this program, once with another program, `B`. Both arms run
     /// next to each other in every round, each of them first in every second one, so that changes of the machine affect
@@ -427,7 +445,7 @@ impl Experiment {
     pub fn against(self, program: &str, version: &str) -> Experiment {
         let other = |arm: &Arm| Arm {
             name: format!("{}{OTHER_PROGRAM}", arm.name),
-            summary: format!("{}; by {version} ({program})", arm.summary),
+            summary: format!("{}{}", arm.summary, by(program, version)),
         };
         let cases = self.cases.into_iter().map(|case| {
             let cells = case.cells.into_iter().flat_map(|cell| [cell.clone(), cell.with_program(program)]).collect();
@@ -439,6 +457,20 @@ impl Experiment {
             cases: cases.collect(),
             ..self
         }
+    }
+
+    /// Path of the other program, if the experiment has jobs for one.
+    pub fn other_program(&self) -> Option<&str> {
+        let jobs = self.cases.iter().flat_map(|case| &case.cells).filter_map(|cell| match cell {
+            Cell::Job(job) => Some(job),
+            Cell::Absent(_) => None,
+        });
+        jobs.filter_map(|job| job.program.as_deref()).next()
+    }
+
+    /// Whether [`Self::against`] made the experiment with this other program of this version.
+    pub fn is_against(&self, program: &str, version: &str) -> bool {
+        self.arms.iter().any(|arm| arm.summary.ends_with(&by(program, version)))
     }
 
     /// Pairs of arms that differ only in the program: this program's arm, the other program's arm.
@@ -596,6 +628,9 @@ mod tests {
         let commands: Vec<Option<String>> = (0..4).map(|arm| both.job(0, arm).map(Job::command)).collect();
         assert_eq!(commands[..2], [Some("wideleaf run gups".to_owned()), Some("'/b/wide leaf' run gups".to_owned())]);
         assert_eq!(commands[2..], [None, None], "an absent cell stays absent");
+        assert_eq!(both.other_program(), Some("/b/wide leaf"));
+        let versions = ["wideleaf 2", "wideleaf 3"].map(|version| both.is_against("/b/wide leaf", version));
+        assert_eq!(versions, [true, false]);
     }
 
     #[test]

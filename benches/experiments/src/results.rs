@@ -229,6 +229,14 @@ impl Results {
 }
 
 impl Run {
+    /// Whether each run of its cell gives the same result.
+    pub fn is_exact(&self, experiment: &Experiment) -> bool {
+        let case = experiment.cases.iter().position(|case| case.name == self.case);
+        let arm = experiment.arms.iter().position(|arm| arm.name == self.arm);
+        let job = case.zip(arm).and_then(|(case, arm)| experiment.job(case, arm));
+        job.is_some_and(|job| job.is_exact)
+    }
+
     /// Measurements of the run, if it succeeded.
     pub fn measured(&self) -> Option<&Measured> {
         match &self.outcome {

@@ -33,12 +33,15 @@ pub fn turns(experiment: &Experiment) -> Vec<Turn> {
 /// The arms that run in a round of a case, in order. Absent arms have no place in it: the others alternate.
 fn arms_in_turn(experiment: &Experiment, case: usize, round: u32) -> Vec<usize> {
     let runs = |arm: &usize| experiment.job(case, *arm).is_some_and(|job| round <= experiment.rounds_of(job));
-    let arms: Vec<usize> = (0..experiment.arms.len()).filter(runs).collect();
-    // Both arms of a pair are there, or neither.
-    match experiment.arms_of_two_programs().is_empty() {
-        true => arms_of_round(arms.len(), round).map(|index| arms[index]).collect(),
-        false => pairs_of_round(arms.len() / 2, round).map(|index| arms[index]).collect(),
+    let all = experiment.arms.len();
+    if experiment.arms_of_two_programs().is_empty() {
+        let arms: Vec<usize> = (0..all).filter(runs).collect();
+        return arms_of_round(arms.len(), round).map(|index| arms[index]).collect();
     }
+    // A pair keeps its turn if one of its arms is absent.
+    let pairs: Vec<usize> = (0..all / 2).filter(|pair| runs(&(2 * pair)) || runs(&(2 * pair + 1))).collect();
+    let arms = pairs_of_round(pairs.len(), round).map(|index| 2 * pairs[index / 2] + index % 2);
+    arms.filter(runs).collect()
 }
 
 /// Turns that have no run yet.
@@ -137,6 +140,25 @@ mod tests {
         assert_eq!(firsts(&both), [Some(0), Some(3), Some(0), Some(3)]);
         for turns in turns(&both).chunks(2) {
             assert_eq!((turns[0].arm / 2, turns[0].round), (turns[1].arm / 2, turns[1].round), "a pair");
+        }
+    }
+
+    #[test]
+    fn an_arm_without_a_twin_has_one_turn_in_a_round_and_separates_no_twins() {
+        let mut experiment = experiment();
+        let measured = || Cell::of(Job { is_exact: false, ..Job::tlbcost(&["tlbcost"], 10.0) });
+        experiment.cases.truncate(1);
+        experiment.cases[0].cells[1] = measured();
+        experiment.cases[0].cells[2] = Cell::of(Job::run(&["gups"], 10.0));
+        let both = experiment.against("other", "version 2");
+        for round in 1..=2 {
+            let all = turns(&both).into_iter();
+            let arms: Vec<usize> = all.filter(|turn| turn.round == round).map(|turn| turn.arm).collect();
+            let mut sorted = arms.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 4, 5], "arm 3 would run another program's tlbcost: {arms:?}");
+            let place = |arm: usize| arms.iter().position(|of| *of == arm).expect("it has a turn");
+            assert!([0, 4].iter().all(|first| place(*first).abs_diff(place(first + 1)) == 1), "{arms:?}");
         }
     }
 

@@ -24,7 +24,9 @@ Examples:
 
 A change stays until it is undone or the machine reboots. To have the pages after every boot, put
 `hugepagesz=1G hugepages=N` on the kernel's command line, which is also the most reliable way to get
-1 GiB pages. For 2 MiB pages, set vm.nr_hugepages in sysctl.conf.";
+1 GiB pages. For 2 MiB pages, set vm.nr_hugepages in sysctl.conf; where
+default_hugepagesz=1G is on the command line, that counts 1 GiB pages, so put
+`hugepagesz=2M hugepages=N` on the command line.";
 
 /// Arguments of `wideleaf pool`.
 #[derive(Args, Debug)]

@@ -45,6 +45,16 @@ fn a_faster_machine_changes_no_ratio_and_a_slower_arm_does() {
 }
 
 #[test]
+fn a_case_that_measures_a_time_is_named_as_slower_above_one() {
+    let mut a = fixture::results();
+    a.experiment.cases[1].unit = "ns".into();
+    let compared = report(&a, &scaled("base", 2.0)).expect("comparable");
+    let said = &compared.sections[0].paragraphs[0];
+    let named = "Above 1 B is faster, but slower in these cases, which measure a time: IS <A>. ";
+    assert!(said.starts_with(named), "{said}");
+}
+
+#[test]
 fn rows_of_too_few_pairs_do_not_count() {
     let all = fixture::results();
     let mut few = fixture::results();

@@ -101,6 +101,15 @@ pub fn sections_without_cells(results: &Results) -> Vec<Section> {
     [run, machine(results)].into_iter().flatten().collect()
 }
 
+/// Meaning of a ratio above 1, for the text above a table. Cases with a time as their figure are named.
+pub(crate) fn above_one(faster: &str, cases: &[Case]) -> String {
+    let timed: Vec<&str> = cases.iter().filter(|case| case.is_timed()).map(|case| case.name.as_str()).collect();
+    match timed.is_empty() {
+        true => format!("Above 1 {faster}."),
+        false => format!("Above 1 {faster}, but slower in these cases, which measure a time: {}.", timed.join(", ")),
+    }
+}
+
 /// Ratios between the other program and this one in each arm, for an experiment that compares two programs.
 fn two_programs(results: &Results) -> Option<Section> {
     let pairs = results.experiment.arms_of_two_programs();
@@ -111,11 +120,12 @@ fn two_programs(results: &Results) -> Option<Section> {
     for case in &results.experiment.cases {
         let ratio = |(a, b): &(&Arm, &Arm)| {
             let ratios = results.ratios(&case.name, &b.name, &a.name, Metric::Figure);
-            Comparison::of(&ratios, Better::Higher).map_or("-".into(), |ratio| ratio.to_string())
+            Comparison::of(&ratios, case.better()).map_or("-".into(), |ratio| ratio.to_string())
         };
         grid.rows.push(std::iter::once(case.name.clone()).chain(pairs.iter().map(ratio)).collect());
     }
-    let what = format!("Above 1 the other program, B, is faster. {}", Verdict::LEGEND);
+    let above_one = above_one("the other program, B, is faster", &results.experiment.cases);
+    let what = format!("{above_one} {}", Verdict::LEGEND);
     let title = "B : A".into();
     (!pairs.is_empty()).then(|| Section { title, paragraphs: vec![what], tables: vec![grid], plots: vec![] })
 }
@@ -139,7 +149,7 @@ fn ratios(results: &Results) -> Option<Section> {
     };
     for case in &experiment.cases {
         let compare = |arm: &Arm| {
-            Comparison::of(&results.ratios(&case.name, &arm.name, &first.name, Metric::Figure), Better::Higher)
+            Comparison::of(&results.ratios(&case.name, &arm.name, &first.name, Metric::Figure), case.better())
         };
         let compared: Vec<Option<Comparison>> = others.iter().map(compare).collect();
         if compared.iter().all(Option::is_none) {
@@ -155,7 +165,8 @@ fn ratios(results: &Results) -> Option<Section> {
     if grid.rows.is_empty() {
         return None;
     }
-    let what = format!("Above 1 an arm is faster than {}. {}", first.name, Verdict::LEGEND);
+    let above_one = above_one(&format!("an arm is faster than {}", first.name), &experiment.cases);
+    let what = format!("{above_one} {}", Verdict::LEGEND);
     Some(Section { title: "Ratios".into(), paragraphs: vec![what], tables: vec![grid], plots: vec![Plot::Bars(bars)] })
 }
 
@@ -286,6 +297,19 @@ pub fn interval(values: &[f64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::fixture;
+
+    #[test]
+    fn a_case_that_measures_a_time_is_slower_above_one() {
+        let mut results = fixture::results();
+        results.experiment = results.experiment.against("other", "wideleaf 2");
+        let said = |results: &Results| sections(results)[0].paragraphs[0].clone();
+        assert!(said(&results).starts_with("Above 1 the other program, B, is faster. "), "{}", said(&results));
+        results.experiment.cases[0].unit = "ns".into();
+        let named = "B, is faster, but slower in these cases, which measure a time: CG A. ";
+        assert!(said(&results).contains(named), "{}", said(&results));
+        assert_eq!([0, 1].map(|case| results.experiment.cases[case].better()), [Better::Lower, Better::Higher]);
+    }
 
     #[test]
     fn numbers_have_four_figures() {

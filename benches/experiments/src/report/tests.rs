@@ -72,6 +72,25 @@ fn coverage_that_one_round_reaches_is_a_number_of_rounds_and_not_its_time() {
 }
 
 #[test]
+fn a_round_without_a_figure_counts_in_no_median_of_a_cell_with_figures() {
+    let mut results = fixture::results();
+    for run in results.runs.iter_mut().filter(|run| run.arm == "auto" && (run.round <= 4 || run.case != "CG A")) {
+        if let RunOutcome::Measured(measured) = &mut run.outcome {
+            measured.metrics.remove(&Metric::Figure);
+            measured.metrics.insert(Metric::ResidentMib, 900.0);
+        }
+    }
+    let report = Report::of(&results);
+    let figures = report.sections.iter().find(|section| section.title == "Figures").expect("there are figures");
+    let memory = &figures.tables[1];
+    let column = |title: &str| memory.columns.iter().position(|column| column.title == title).expect("it is there");
+    let [rounds, resident] = ["rounds", "resident, MiB"].map(column);
+    let cells: Vec<[&str; 2]> = memory.rows.iter().map(|row| [&*row[rounds], &*row[resident]]).collect();
+    // No round of IS has a figure under auto: all seven count.
+    assert_eq!(cells, [["7", "520.0"], ["3", "530.0"], ["7", "520.0"], ["7", "900.0"]]);
+}
+
+#[test]
 fn an_absent_cell_has_its_reason_and_no_row_of_figures() {
     let report = Report::of(&fixture::results());
     let figures = report.sections.iter().find(|section| section.title == "Figures").expect("there are figures");

@@ -52,14 +52,22 @@ pub(super) fn capture() -> Environment {
 /// Where two environments differ in build, machine or settings that decide about results, in a few words each.
 pub(super) fn differences(there: &Environment, here: &Environment) -> Vec<String> {
     let of = |environment: &Environment| {
-        let Environment { wideleaf, cpu, cpus, kernel, paging, thp, governor, .. } = environment;
+        let Environment { wideleaf, cpu, microcode, cpus, numa_nodes, memory_total_mib, kernel, .. } = environment;
+        let Environment { paging, is_virtual, has_pmu, thp, khugepaged, governor, .. } = environment;
         [
             ("build", wideleaf.clone()),
             ("CPU", cpu.clone()),
+            ("microcode", microcode.clone()),
             ("CPUs", cpus.to_string()),
+            ("NUMA nodes", numa_nodes.to_string()),
+            // From boot to boot, a kernel keeps a few KiB more or less for itself.
+            ("memory in GiB", (memory_total_mib >> 10).to_string()),
             ("kernel", kernel.clone()),
             ("paging", paging.clone()),
+            ("virtual machine", is_virtual.to_string()),
+            ("PMU", has_pmu.to_string()),
             ("THP", thp.join(", ")),
+            ("khugepaged, ms and pages", khugepaged.map(|of| of.to_string()).join(", ")),
             ("governor", governor.clone()),
         ]
     };
@@ -98,16 +106,25 @@ mod tests {
     #[test]
     fn a_difference_of_build_machine_or_setting_is_named_and_that_of_load_is_not() {
         let there = Environment { wideleaf: "1.0 (a)".into(), governor: "performance".into(), ..capture() };
-        assert_eq!(differences(&there, &Environment { load_1m: 99.0, ..there.clone() }), [""; 0]);
+        let (load_1m, memory_available_mib) = (99.0, there.memory_available_mib + 9);
+        let loaded = Environment { load_1m, memory_available_mib, ..there.clone() };
+        assert_eq!(differences(&there, &loaded), [""; 0]);
         let here = Environment { wideleaf: "1.0 (b)".into(), governor: String::new(), ..there.clone() };
         let named = differences(&there, &here);
         assert_eq!(named, ["build: 1.0 (a) there, 1.0 (b) here", "governor: performance there, unknown here"]);
-        let change: [fn(&mut Environment); 5] = [
+        let change: [fn(&mut Environment); 12] = [
             |other| other.cpu.push('x'),
+            |other| other.microcode.push('x'),
             |other| other.cpus += 1,
+            |other| other.numa_nodes += 1,
+            |other| other.memory_total_mib += 1024,
             |other| other.kernel.push('x'),
             |other| other.paging.push('x'),
+            |other| other.is_virtual = !other.is_virtual,
+            |other| other.has_pmu = !other.has_pmu,
             |other| other.thp[2].push('x'),
+            |other| other.khugepaged[0] += 1,
+            |other| other.khugepaged[1] += 1,
         ];
         for change in change {
             let mut other = there.clone();

@@ -1,8 +1,9 @@
-//! Failed runs, which a file of results keeps however often its experiment is resumed.
+//! Failed runs, and others that were made again, which a file of results keeps however often its experiment is resumed.
 //!
 //! ```text
 //!   a run fails ─▶ its outcome in the results ── --resume makes it again ──▶ earlier_failures ─▶ lead of the report
 //!        └ its guest failed: guest_failures + 1, for good ─▶ lead, and exit code 1
+//!   a run of a round that another session completes ── is made again in that session ──▶ set_aside ─▶ lead
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -12,12 +13,15 @@ use wideleaf_run::failure::Failure;
 /// Most failures that a report names; the file has all.
 const NAMED_MAX: usize = 10;
 
-/// Failed runs of all sessions, beside the results.
+/// Failed runs of all sessions and runs that were set aside, beside the results.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub(super) struct Failures {
     /// Failed runs that were removed from the results to be made again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     earlier_failures: Vec<Run>,
+    /// Measured runs that were removed from the results to be made again in the same session as the others of a round.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    set_aside: Vec<Run>,
     /// Number of runs in which the guest failed its verification or crashed.
     #[serde(default)]
     guest_failures: u64,
@@ -43,6 +47,11 @@ impl Failures {
         has_failed
     }
 
+    /// Keeps measured runs that are made again.
+    pub(super) fn set_aside(&mut self, runs: Vec<Run>) {
+        self.set_aside.extend(runs);
+    }
+
     /// Whether no run of an earlier session failed.
     pub(super) fn is_empty(&self) -> bool {
         self.earlier_failures.is_empty() && self.guest_failures == 0
@@ -58,7 +67,13 @@ impl Failures {
             let count = runs(self.earlier_failures.len() as u64);
             format!("{count} failed before a --resume, which makes failed runs again: {}.", self.named())
         });
-        of_guest.into_iter().chain(earlier).collect()
+        let again = (!self.set_aside.is_empty()).then(|| {
+            let count = self.set_aside.len() as u64;
+            let were = if count == 1 { "was" } else { "were" };
+            let why = "so that each round is of one session; the file has the replaced results under `set_aside`";
+            format!("{} {were} made again after a --resume, {why}.", runs(count))
+        });
+        of_guest.into_iter().chain(earlier).chain(again).collect()
     }
 
     fn named(&self) -> String {

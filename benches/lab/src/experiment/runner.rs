@@ -69,6 +69,7 @@ impl Runner<'_> {
         let results = self.store.results();
         let experiment = &results.experiment;
         let left = schedule::left(experiment, &results.runs);
+        bar.set_length(bar.position() + left.len() as u64);
         let time = schedule::expected_of_all(experiment, &results.runs, &left);
         let minutes = budget_left.map_or(time, |budget| time.min(budget)).as_secs_f64() / 60.0;
         let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);

@@ -1,5 +1,5 @@
-//! The file of results. It is complete after every run: no run is repeated, however the experiment ends. All its runs
-//! are of one build on one machine.
+//! The file of results. It is complete after every run: no run is lost, however the experiment ends. All its runs are
+//! of one build on one machine, and those of one round of a case are of one session.
 //!
 //! ```text
 //!   create: no file, or an empty one ─┐
@@ -24,6 +24,7 @@ use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 
+use crate::experiment::against;
 use crate::experiment::environment;
 use crate::experiment::failures::Failures;
 use wideleaf_run::failure::Failure;
@@ -38,7 +39,7 @@ pub(super) struct Stored {
     /// The results; their fields come first in the file.
     #[serde(flatten)]
     pub results: Results,
-    /// Failed runs of all sessions.
+    /// Failed runs of all sessions, and those of rounds that a later session made again.
     #[serde(flatten)]
     pub failures: Failures,
 }
@@ -66,6 +67,8 @@ pub(super) struct Store {
     stored: Stored,
     /// Remark on a session that continues others. The file gets it with the session's first run.
     continued: Option<String>,
+    /// Begin of the session in seconds of the experiment's running time. Runs before it are of earlier sessions.
+    began_s: f64,
 }
 
 impl Store {
@@ -93,7 +96,7 @@ impl Store {
             experiment,
         };
         let stored = Stored { results, failures: Failures::default() };
-        Ok(Store { file: write(&path, &stored)?, path, stored, continued: None })
+        Ok(Store { file: write(&path, &stored)?, path, stored, continued: None, began_s: 0.0 })
     }
 
     /// Opens the file of an unfinished experiment of this build on this machine. Its failed runs are made again, since
@@ -112,9 +115,15 @@ impl Store {
         if has != name {
             return Err(cannot(&format!("it has results of {has}, not of {name}")));
         }
+        if let Some(why) = against::changed(&stored.results.experiment) {
+            return Err(cannot(&format!(
+                "the program of its --against has changed ({why}); put that build back, or move the file away and \
+                 begin anew"
+            )));
+        }
         if stored.is_unused() {
             (stored.results.environment, stored.results.started) = (here, now());
-            return Ok(Store { path, file, stored, continued: None });
+            return Ok(Store { path, file, stored, continued: None, began_s: 0.0 });
         }
         let differences = environment::differences(&stored.results.environment, &here).join("; ");
         if !differences.is_empty() {
@@ -124,7 +133,8 @@ impl Store {
         }
         let has_failed = stored.failures.take(&mut stored.results.runs);
         let continued = Some(format!("changes between sessions: continued on {}", day()));
-        let mut store = Store { path, file, stored, continued };
+        let began_s = stored.results.elapsed_s;
+        let mut store = Store { path, file, stored, continued, began_s };
         if has_failed {
             // At once: no later failure may lose them.
             store.stored.results.is_complete = false;
@@ -150,6 +160,7 @@ impl Store {
 
     /// Adds one run, made `elapsed_s` after the experiment began.
     pub(super) fn add(&mut self, run: Run, elapsed_s: f64) -> Result<(), Failure> {
+        self.set_aside_earlier_runs_beside(&run);
         let results = &mut self.stored.results;
         let not_controlled = &mut results.environment.not_controlled;
         not_controlled.extend(self.continued.take().filter(|remark| !not_controlled.contains(remark)));
@@ -158,6 +169,20 @@ impl Store {
         results.elapsed_s = elapsed_s;
         results.is_complete = schedule::left(&results.experiment, &results.runs).is_empty();
         self.write()
+    }
+
+    /// Takes runs of earlier sessions out of the round of this one, so that they are made again: arms are compared
+    /// within a round, and the machine may have changed between sessions. A failed run is compared with none.
+    fn set_aside_earlier_runs_beside(&mut self, run: &Run) {
+        let Stored { results: Results { experiment, runs, .. }, failures } = &mut self.stored;
+        if run.measured().is_none() || run.is_exact(experiment) {
+            return;
+        }
+        let is_earlier = |other: &mut Run| {
+            let is_of_row = other.case == run.case && other.round == run.round;
+            is_of_row && other.at_s < self.began_s && !other.is_exact(experiment)
+        };
+        failures.set_aside(runs.extract_if(.., is_earlier).collect());
     }
 
     /// Adds one run in which the guest failed. That stays in the file.
@@ -268,6 +293,7 @@ fn now() -> String {
 #[cfg(test)]
 mod tests {
     use wideleaf_experiments::definition::{Arm, Case, Cell, Job};
+    use wideleaf_experiments::metric::Metric;
     use wideleaf_experiments::results::{Measured, RunOutcome};
 
     use super::*;
@@ -341,6 +367,15 @@ mod tests {
     }
 
     #[test]
+    fn results_of_two_programs_are_resumed_only_with_the_same_other_program() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("results.json");
+        Store::create(Some(&path), experiment().against("/bin/true", "wideleaf 1.0")).expect("the file is new");
+        let why = resume_in(&path, |_| ()).expect_err("no wideleaf is there any more");
+        assert!(why.contains("--against has changed (/bin/true: its --version does not name wideleaf); "), "{why}");
+    }
+
+    #[test]
     fn a_failure_stays_in_the_file_and_in_the_report_when_its_run_is_made_again() {
         let (_folder, path, mut store) = new_file();
         store.add(failed(1, "no pages were left"), 1.0).expect("stored");
@@ -362,6 +397,55 @@ mod tests {
             assert!(lead[1].contains(why), "{lead:?}");
         }
         assert!(stored.failures.check_guests().is_err(), "good later runs do not undo it");
+    }
+
+    /// Results of one session that ended in the middle of the second round, and are resumed.
+    fn resumed_in_a_round(jobs: [Job; 2]) -> (tempfile::TempDir, Store) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("results.json");
+        let mut experiment = experiment();
+        experiment.arms.push(Arm { name: "never".into(), summary: String::new() });
+        experiment.cases[0].cells = jobs.map(Cell::of).into();
+        let mut store = Store::create(Some(&path), experiment).expect("the file is new");
+        for (arm, round, at_s) in [("never", 1, 0.0), ("auto", 1, 1.0), ("auto", 2, 2.0)] {
+            store.add(of_arm(arm, round, at_s, 1.0), at_s + 1.0).expect("stored");
+        }
+        drop(store);
+        (folder, resume_in(&path, |_| ()).expect("the same"))
+    }
+
+    fn of_arm(arm: &str, round: u32, at_s: f64, figure: f64) -> Run {
+        let measured = Measured { metrics: [(Metric::Figure, figure)].into(), ..Measured::default() };
+        Run { arm: arm.into(), at_s, ..run(round, RunOutcome::Measured(measured)) }
+    }
+
+    #[test]
+    fn no_ratio_is_between_two_sessions() {
+        let (_folder, mut store) = resumed_in_a_round([Job::run(&["gups"], 1.0), Job::run(&["gups"], 1.0)]);
+        let ratios = |store: &Store| store.results().ratios(CASE, "auto", "never", Metric::Figure);
+        let failed = Run { arm: "never".into(), at_s: 10.0, ..failed(2, "no pages were left") };
+        store.add(failed, 11.0).expect("stored");
+        assert_eq!(store.results().runs.len(), 4, "a failed run costs no other");
+        let path = store.path().to_owned();
+        drop(store);
+        let mut store = resume_in(&path, |_| ()).expect("the same");
+        store.add(of_arm("never", 2, 11.0, 5.0), 12.0).expect("stored");
+        assert_eq!(ratios(&store), [1.0]);
+        let left = schedule::left(&store.results().experiment, &store.results().runs);
+        assert_eq!(left.iter().map(|turn| (turn.arm, turn.round)).collect::<Vec<_>>(), [(0, 2)]);
+        store.add(of_arm("auto", 2, 12.0, 10.0), 13.0).expect("stored");
+        assert_eq!(ratios(&store), [1.0, 2.0]);
+        let stored = read(&path).expect("whole");
+        assert!(stored.results.is_complete);
+        let lead = stored.report().lead;
+        assert!(lead[1].starts_with("1 run was made again after a --resume"), "{lead:?}");
+    }
+
+    #[test]
+    fn a_run_that_every_session_makes_alike_is_made_once() {
+        let (_folder, mut store) = resumed_in_a_round([Job::tlbcost(&["tlbcost"], 1.0), Job::run(&["gups"], 1.0)]);
+        store.add(of_arm("never", 2, 10.0, 1.0), 11.0).expect("stored");
+        assert_eq!(store.results().runs.len(), 4);
     }
 
     #[test]

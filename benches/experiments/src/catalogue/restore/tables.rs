@@ -1,6 +1,6 @@
 //! The tables of `restore`: the targets, the figures of each case, the snapshots, and what is left out.
 
-use super::standing::{bars, t99s, to_moved};
+use super::standing::{bars, is_restored, t99s, to_moved, told_at_t99};
 use super::{ARMS, IN_QEMU, LEFT_OUT, MOVED, NEVER_SAVED};
 use crate::definition::{Arm, Case};
 use crate::metric::{Better, Metric};
@@ -24,9 +24,10 @@ pub(super) fn sections(results: &Results) -> Vec<Section> {
          steady speed that begins five intervals with a median of 99 %, after which no five fall lower than 99 %, or \
          than the lowest five of the steady half (`kept`). The steady speed is the median of the intervals in the last \
          half of the time; `>` is a lower bound, where a guest never came to it, or where its steady speed is below \
-         half of that of the guest that was never saved: then it still waits for its pages. `first at 99 %` \
-         does not look at what comes after: where it is far below T99, other programs of the machine slowed the guest \
-         down in between, or the restore did; {LEGEND} Time lost is T99 without \
+         half of that of the guest that was never saved: then it still waits for its pages, and has no other number \
+         about T99 either. A ratio to a bound of `{MOVED}` is an upper bound. `first at 99 %` does not look at what \
+         comes after: where it is far below T99, other programs of the machine slowed the guest down in between, or \
+         the restore did; {LEGEND} Time lost is T99 without \
          the time that the work done until then takes at the steady speed. The guest's waits are those for the \
          restore's threads; a mapped file has none that it tells, and QEMU's guest does not run before all of it is \
          read. The hot set is looked at from outside every 50 ms. {}",
@@ -89,7 +90,8 @@ fn of_case(results: &Results, case: &Case) -> Grid {
     let row = |arm: &Arm| {
         let of = |name| values(&results.told(&case.name, &arm.name, name));
         let told = |name| interval(&of(name));
-        let times = |factor: f64, name| interval(&of(name).into_iter().map(|value| value * factor).collect::<Vec<_>>());
+        let at_t99 = |name| values(&told_at_t99(results, &case.name, &arm.name, name));
+        let times = |factor: f64, of: Vec<f64>| interval(&of.iter().map(|value| value * factor).collect::<Vec<_>>());
         let speeds = values(&results.values(&case.name, &arm.name, Metric::Figure));
         if speeds.is_empty() {
             return None;
@@ -103,12 +105,12 @@ fn of_case(results: &Results, case: &Case) -> Grid {
             t99_in_words(results, &case.name, &arm.name),
             firsts_in_words(&firsts(results, &case.name, &arm.name)),
             if is_reference(MOVED) { "1".into() } else { compared(&ratio, Better::Lower) },
-            told(LOST_S),
-            times(1e3, FIRST_PROGRESS_S),
+            interval(&at_t99(LOST_S)),
+            times(1e3, of(FIRST_PROGRESS_S)),
             interval(&speeds),
             if is_reference(NEVER_SAVED) { "1".into() } else { compared(&steady, Better::Higher) },
-            times(100.0, KEPT_SHARE),
-            told(HUGE_AT_T99_PERCENT),
+            times(100.0, at_t99(KEPT_SHARE)),
+            interval(&at_t99(HUGE_AT_T99_PERCENT)),
             interval(&values(&results.values(&case.name, &arm.name, Metric::CoveragePercent))),
             told(WAIT_P50_US),
             told(WAIT_P99_US),
@@ -130,12 +132,13 @@ fn t99_in_words(results: &Results, case: &str, arm: &str) -> String {
     format!("{bound}{}", interval(&times.iter().map(|(_, time, _)| *time).collect::<Vec<_>>()))
 }
 
-/// Times at which an arm was first at its steady speed, whatever came after.
+/// Times at which an arm was first at its steady speed, if that is the speed of a restored guest.
 fn firsts(results: &Results, case: &str, arm: &str) -> EventTimes {
     let first = |run: &Run| {
         let Measured { series, told, .. } = run.measured()?;
         let intervals = series.iter().filter_map(|sample| Some((sample.at_s, sample.rate_per_s?))).collect();
-        Some(Speeds::of_intervals(*told.get(FIRST_PROGRESS_S)?, intervals).first_s())
+        let first_s = Speeds::of_intervals(*told.get(FIRST_PROGRESS_S)?, intervals).first_s();
+        Some(first_s.filter(|_| is_restored(results, case, arm, run.round)))
     };
     results.runs_of(case, arm).filter_map(first).collect()
 }

@@ -15,11 +15,12 @@ use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict};
 pub(super) fn sections(results: &Results) -> Vec<Section> {
     let cases = &results.experiment.cases;
     let what = format!(
-        "Speed is the guests' own updates a second from the event to the end, all guests together, compared with THP \
-         in the same round. Coverage is that of the hot set (the table of GUPS) by the host's page tables, looked at \
-         every 0.1 s. Times to 99 % count from the event; `>` is a lower bound, where the guest ended before. {LEGEND} \
-         RAM is the guests' alone. Gaps are times that 128 updates took, of the whole timed part, and include the \
-         event. Free huge pages are those of the host, for the next guest. CPU is that of the whole run. {}",
+        "Speed is the guests' own updates a second from the event to the end, compared with THP in the same round; of \
+         ten guests, all together in the time in which all of them are at work. Coverage is that of the hot set (the \
+         table of GUPS) by the host's page tables, looked at every 0.1 s. Times to 99 % count from the event; `>` is \
+         a lower bound, where the guest ended before. {LEGEND} RAM is the guests' alone. Gaps are times that 128 \
+         updates took, of the whole timed part, and include the event. Free huge pages are those of the host, for the \
+         next guest. CPU is that of the whole run. {}",
         Verdict::LEGEND
     );
     let figures = Section {

@@ -5,7 +5,7 @@ use crate::metric::Metric;
 use crate::reached::{LEGEND, NOT_REACHED, in_words, to_coverage};
 use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section, simulated};
-use crate::results::{Evidence, Results};
+use crate::results::{Evidence, Results, Run};
 use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::statistics::median;
 
@@ -46,6 +46,7 @@ const SIMULATED: &str = "simulated";
 
 /// The section; `None` if no metric was measured.
 pub(super) fn section(results: &Results) -> Option<Section> {
+    let results = &without_rounds_left_out(results);
     let is_there = |metric: &Metric| {
         results.runs.iter().any(|run| run.measured().is_some_and(|measured| measured.metrics.contains_key(metric)))
     };
@@ -68,6 +69,15 @@ pub(super) fn section(results: &Results) -> Option<Section> {
         .paragraphs
         .extend(cells(results).any(is_partial).then(|| format!("In the times to 95 % coverage, {LEGEND}")));
     (!there.is_empty()).then_some(section)
+}
+
+/// The results without runs that lack a figure, in cells with figures: such a round is left out, also of its costs.
+fn without_rounds_left_out(results: &Results) -> Results {
+    let has_figure = |run: &Run| run.measured().is_some_and(|one| one.metrics.contains_key(&Metric::Figure));
+    let is_left_out = |run: &Run| !has_figure(run) && results.runs_of(&run.case, &run.arm).any(has_figure);
+    let mut kept = results.clone();
+    kept.runs.retain(|run| !is_left_out(run));
+    kept
 }
 
 /// Metrics with varying medians, and those with equal medians in all cells, in words.

@@ -19,6 +19,7 @@ use wideleaf_experiments::disturbance::{
     DAEMON_CPU_S, DisturbedGuests, Event, FREE_HUGE_PAGES, KHUGEPAGED_CPU_S, Keeper, LOOK_EVERY_MS, TO_NEARLY_ALL_S,
     WATCHED_S,
 };
+use wideleaf_experiments::each_guest::{AT_THE_SAME_TIME, AT_THE_SAME_TIME_MIN_PERCENT};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
 use wideleaf_kernels::native::measure_tsc_hz;
@@ -27,6 +28,7 @@ use wideleaf_run::interrupts::Interrupts;
 
 use super::qemu::{Look, Watch};
 use super::together::Daemon;
+use super::together::shared_time::{SharedTime, TimedPart};
 use super::wideleaf_run::MIB;
 use crate::experiment::host_state::fragmentation::{Hog, free_blocks_now};
 use crate::experiment::host_state::khugepaged;
@@ -281,15 +283,14 @@ impl Scene<'_> {
 
     /// All measurements, from the event on, or from the start without one.
     fn measured(self, since: Option<Instant>) -> Result<Measured, Failure> {
-        let rate = |guest: &Watched| guest.said.rate_since(since.or(guest.said.began)?);
-        let rates: Option<Vec<f64>> = self.guests.iter().map(rate).collect();
+        let said: Vec<&Said> = self.guests.iter().map(|guest| &guest.said).collect();
         let why = "cannot measure: a guest made too few marks of progress; run it on a machine with less other work";
-        let rates = rates.ok_or_else(|| Failure::Host(why.into()))?;
+        let Rates { rates, same_time_percent } = Rates::of(&said, since).ok_or_else(|| Failure::Host(why.into()))?;
         let named = self.guests.iter().filter_map(|guest| Some(guest.said.hot?.0)).min();
         let ended = self.guests.iter().filter_map(|guest| guest.said.ended).min();
         let mut measured = Measured { notes: self.notes, ..Measured::default() };
         let mut put = |metric, value: Option<f64>| measured.metrics.extend(value.map(|value| (metric, value)));
-        put(Metric::Figure, Some(rates.iter().sum()));
+        put(Metric::Figure, (!rates.is_empty()).then(|| rates.iter().sum()));
         let highest = rates.iter().copied().fold(0.0, f64::max);
         let lowest = rates.iter().copied().fold(highest, f64::min);
         put(Metric::Fairness, (rates.len() > 1).then(|| lowest / highest));
@@ -299,6 +300,7 @@ impl Scene<'_> {
         put(Metric::GapMaxUs, gap(1));
         let daemon_cpu = self.daemon.as_ref().map(|daemon| daemon.cpu_time().unwrap_or_default().as_secs_f64());
         put(Metric::ManagerCpuS, Some(daemon_cpu.unwrap_or_default()));
+        measured.told.extend(same_time_percent.map(|percent| (AT_THE_SAME_TIME.to_owned(), percent)));
         let guests = self.guests.len();
         let (Some(since), Some(ended)) = (since.or(named), ended) else { return Ok(measured) };
         let last = self.seen.iter().rfind(|seen| seen.at <= ended && seen.looks.len() == guests);
@@ -314,6 +316,35 @@ impl Scene<'_> {
         tell(FREE_HUGE_PAGES, last.map(|seen| seen.free_huge_pages as f64));
         tell(DAEMON_CPU_S, daemon_cpu);
         Ok(measured)
+    }
+}
+
+/// Speeds of all guests.
+#[derive(Debug, Default, PartialEq)]
+struct Rates {
+    /// Billions of updates a second of each guest. Empty if the guests were at work together for too little time.
+    rates: Vec<f64>,
+    /// Time in which all of several guests were at work, in percent of the shortest timed part.
+    same_time_percent: Option<f64>,
+}
+
+impl Rates {
+    /// After the event; without one, in the time in which all guests are at work: one that starts early has the CPUs
+    /// with fewer others. `None` if a guest made too few marks.
+    fn of(said: &[&Said], since: Option<Instant>) -> Option<Rates> {
+        if let Some(since) = since {
+            let rates = said.iter().map(|said| said.rate_since(since)).collect::<Option<_>>()?;
+            return Some(Rates { rates, same_time_percent: None });
+        }
+        let Some(began) = said.iter().filter_map(|said| said.began).min() else { return Some(Rates::default()) };
+        let parts: Vec<TimedPart> = said.iter().map(|said| said.timed_part(began)).collect::<Option<_>>()?;
+        let shared = SharedTime::of(&parts)?;
+        let same_time_percent = (parts.len() > 1).then(|| shared.percent());
+        if shared.percent() < AT_THE_SAME_TIME_MIN_PERCENT {
+            return Some(Rates { rates: vec![], same_time_percent });
+        }
+        let rate = |part: &TimedPart| Some(shared.rate_per_s(part)? / 1e9);
+        Some(Rates { rates: parts.iter().map(rate).collect::<Option<_>>()?, same_time_percent })
     }
 }
 
@@ -355,6 +386,41 @@ mod tests {
         assert!(why.contains("wideleafd ended before its guests, with exit status: 3: out of memory"), "{why}");
         assert!(end_beside(Some(Daemon::of_shell("exec sleep 600"))).is_ok(), "it runs");
         assert!(end_beside(None).is_ok(), "the kernel alone");
+    }
+
+    /// A guest that begins its timed part at that second, and does this number of updates in each second of it.
+    fn guest(started: Instant, begin_s: u64, updates: &[u64]) -> Said {
+        let mut said = Said::default();
+        let at = |second| started + Duration::from_secs(begin_s + second);
+        said.hear(at(0), "@wideleaf hello version=1 kernel=gups vcpus=1 guest_page=2m tsc_hz=1 entry=pvh");
+        said.hear(at(0), "@wideleaf begin phase=update tsc=0");
+        for second in 1..=updates.len() {
+            let done: u64 = updates[..second].iter().sum();
+            let line = format!("@wideleaf progress phase=update tsc={second} done={done} total=0");
+            said.hear(at(second as u64), &line);
+        }
+        said
+    }
+
+    #[test]
+    fn guests_that_start_one_after_the_other_are_measured_while_all_are_at_work() {
+        const FAST: u64 = 1_000_000_000;
+        const SLOW: u64 = FAST / 2;
+        // Each is fast as long as it is alone.
+        let started = Instant::now();
+        let first = guest(started, 0, &[FAST, FAST, SLOW, SLOW]);
+        let second = guest(started, 2, &[SLOW, SLOW, FAST, FAST]);
+        let both = [&first, &second];
+        let together = Rates { rates: vec![0.5, 0.5], same_time_percent: Some(50.0) };
+        assert_eq!(Rates::of(&both, None), Some(together));
+        let alone = Rates { rates: vec![0.75], same_time_percent: None };
+        assert_eq!(Rates::of(&both[..1], None), Some(alone));
+        let event = Rates { rates: vec![0.5], same_time_percent: None };
+        assert_eq!(Rates::of(&both[..1], Some(started + Duration::from_secs(2))), Some(event));
+        let late = guest(started, 4, &[FAST, FAST]);
+        let apart = Rates { rates: vec![], same_time_percent: Some(0.0) };
+        assert_eq!(Rates::of(&[&first, &late], None), Some(apart));
+        assert_eq!(Rates::of(&[&first, &guest(started, 0, &[])], None), None, "no marks");
     }
 
     /// A look at each of these guests, of which the given number of 100 windows are large.

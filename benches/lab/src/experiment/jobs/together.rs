@@ -30,7 +30,7 @@ use shared_time::{SharedTime, TimedPart};
 use wideleaf::child;
 use wideleaf_policies::PageSize;
 
-mod shared_time;
+pub(super) mod shared_time;
 
 /// The daemon's program, in the folder of this program.
 pub(in crate::experiment) const DAEMON: &str = "wideleafd";

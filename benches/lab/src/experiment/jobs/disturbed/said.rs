@@ -9,6 +9,8 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange};
 use wideleaf_protocol::{ExitCode, Message, Status, parse};
 use wideleaf_run::failure::Failure;
 
+use crate::experiment::jobs::together::shared_time::TimedPart;
+
 /// Timed part of GUPS.
 const TIMED: &str = "update";
 /// Data of GUPS that it updates all over.
@@ -131,6 +133,12 @@ impl Said {
         let late = |mark: &Mark| mark.at.saturating_duration_since(began).as_secs_f64() - seconds(mark.tsc);
         let offset_s = self.marks.iter().map(late).fold(f64::INFINITY, f64::min);
         self.marks.iter().map(|mark| (seconds(mark.tsc) + offset_s, mark.done)).collect()
+    }
+
+    /// The timed part between the first and the last mark, in seconds since `began`. `None` with fewer than two marks.
+    pub(in crate::experiment::jobs) fn timed_part(&self, began: Instant) -> Option<TimedPart> {
+        let marks = self.progress_since(began).into_iter();
+        TimedPart::of_marks(marks.map(|(at_s, done)| (at_s, done as f64)).collect())
     }
 
     /// Checks that the guest ended well and found its memory intact.

@@ -16,7 +16,7 @@ use crate::experiment::jobs::wideleaf_run::timed_part;
 
 /// Timed part of a guest. All times are in seconds from the start of all runs.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct TimedPart {
+pub(in crate::experiment::jobs) struct TimedPart {
     began_s: f64,
     ended_s: f64,
     /// Progress: time, and units of work done since the begin. The begin is the first of them.
@@ -38,6 +38,13 @@ impl TimedPart {
         Some(TimedPart { began_s, ended_s, marks, rate_per_s: phase.rate_per_s })
     }
 
+    /// Between the first and the last of these marks: time, and units of work done. `None` without time between them.
+    pub(in crate::experiment::jobs) fn of_marks(marks: Vec<(f64, f64)>) -> Option<TimedPart> {
+        let ((began_s, before), (ended_s, after)) = (*marks.first()?, *marks.last()?);
+        let rate_per_s = (after - before) / (ended_s - began_s);
+        (ended_s > began_s).then_some(TimedPart { began_s, ended_s, marks, rate_per_s })
+    }
+
     /// Units of work done until then, in proportion between two marks. `None` after the last mark.
     fn done_until(&self, at_s: f64) -> Option<f64> {
         let next = self.marks.iter().position(|(mark_s, _)| *mark_s >= at_s)?;
@@ -55,7 +62,7 @@ impl TimedPart {
 
 /// The time in which the timed parts of all guests are under way.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct SharedTime {
+pub(in crate::experiment::jobs) struct SharedTime {
     from_s: f64,
     to_s: f64,
     /// Length of the shortest timed part.
@@ -64,7 +71,7 @@ pub(super) struct SharedTime {
 
 impl SharedTime {
     /// Of these parts; empty where one ends before another begins. `None` without parts.
-    pub(super) fn of(parts: &[TimedPart]) -> Option<SharedTime> {
+    pub(in crate::experiment::jobs) fn of(parts: &[TimedPart]) -> Option<SharedTime> {
         let from_s = parts.iter().map(|part| part.began_s).reduce(f64::max)?;
         let to_s = parts.iter().map(|part| part.ended_s).reduce(f64::min)?;
         let shortest_s = parts.iter().map(|part| part.ended_s - part.began_s).reduce(f64::min)?;
@@ -72,7 +79,7 @@ impl SharedTime {
     }
 
     /// Its length in percent of the shortest timed part.
-    pub(super) fn percent(self) -> f64 {
+    pub(in crate::experiment::jobs) fn percent(self) -> f64 {
         (self.to_s - self.from_s) * 100.0 / self.shortest_s
     }
 
@@ -81,12 +88,17 @@ impl SharedTime {
         SharedTime { from_s: self.from_s.midpoint(self.to_s), ..self }
     }
 
-    /// Speed of a guest in it, as a ratio to that of the guest's whole timed part. `None` without progress in it.
-    pub(super) fn speed_to_whole(self, part: &TimedPart) -> Option<f64> {
+    /// Units of work per second of a guest in it. `None` without progress in it.
+    pub(in crate::experiment::jobs) fn rate_per_s(self, part: &TimedPart) -> Option<f64> {
         let to_s = part.last_mark_s(self.to_s);
         let done = part.done_until(to_s)? - part.done_until(self.from_s)?;
-        let rate = done / (to_s - self.from_s);
-        (part.rate_per_s > 0.0 && to_s > self.from_s).then(|| rate / part.rate_per_s)
+        (to_s > self.from_s).then(|| done / (to_s - self.from_s))
+    }
+
+    /// Speed of a guest in it, as a ratio to that of the guest's whole timed part. `None` without progress in it.
+    pub(super) fn speed_to_whole(self, part: &TimedPart) -> Option<f64> {
+        let rate = self.rate_per_s(part)?;
+        (part.rate_per_s > 0.0).then(|| rate / part.rate_per_s)
     }
 }
 
