@@ -23,6 +23,9 @@ const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ansible");
 const CONFIGURED: &str = r#"{"wideleaf_config": {"budget": {"cpu_share": "25%"}, "attach": {"automatic": "all"}},
     "wideleaf_vms": [{"name": "db*", "guarantee": "95%", "weight": 2}, {"flavor": "m1.*", "policy": "off"}]}"#;
 
+/// File that brings pages of 2 MiB back after a boot.
+const KEPT: &str = "/etc/tmpfiles.d/wideleaf.conf";
+
 /// A host with files, processes and a loopback of its own.
 struct Host {
     holder: Child,
@@ -228,7 +231,7 @@ fn the_role_sets_a_host_up_twice_alike_and_takes_all_of_it_back() {
         "/var/lib/wideleaf-ansible",
         "/run/wideleaf",
         "/etc/libvirt/hooks/qemu.d/wideleaf",
-        "/etc/sysctl.d/60-wideleaf.conf",
+        KEPT,
     ] {
         assert!(!host.has(path), "{path} is left");
     }
@@ -265,21 +268,24 @@ fn a_pool_grows_to_the_wanted_number_of_pages_and_shrinks_by_what_was_added() {
         return;
     }
     let pool = Pool { before: Pool::pages() };
+    let own = pool.before + 2;
+    fs::write(Pool::FILE, own.to_string()).unwrap();
     let deb = format!("wideleaf_deb={}", host.folder.path().join("wideleaf.deb").display());
-    let pools = format!(r#"{{"wideleaf_pools": [{{"size": "2m", "pages": {}}}]}}"#, pool.before + 3);
-    let without = ["--extra-vars", deb.as_str(), "--extra-vars", "wideleaf_service=false"];
-    let wanted = [&without[..], &["--extra-vars", pools.as_str()]].concat();
-    assert!(host.changes(&without) > 0);
+    let at_least = |pages: u64| format!(r#"{{"wideleaf_pools": [{{"size": "2m", "pages": {pages}}}]}}"#);
+    let (fewer, more) = (at_least(own - 1), at_least(own + 3));
+    let common = ["--extra-vars", deb.as_str(), "--extra-vars", "wideleaf_service=false"];
+    let wanted = [&common[..], &["--extra-vars", more.as_str()]].concat();
+    assert!(host.changes(&[&common[..], &["--extra-vars", fewer.as_str()]].concat()) > 0);
+    assert_eq!((Pool::pages(), host.has(KEPT)), (own, false), "a larger pool stays as it is, also after a boot");
     assert_eq!(host.changes(&[&wanted[..], &["--check"]].concat()), 3, "the pool, the note and the file for boots");
-    assert_eq!(Pool::pages(), pool.before, "a check changes nothing");
+    assert_eq!(Pool::pages(), own, "a check changes nothing");
     assert_eq!(host.changes(&wanted), 3);
-    assert_eq!(Pool::pages(), pool.before + 3);
-    let kept = host.says("cat", &["/etc/sysctl.d/60-wideleaf.conf"]);
-    assert!(kept.contains(&format!("vm.nr_hugepages = {}\n", pool.before + 3)), "{kept}");
+    assert_eq!(Pool::pages(), own + 3);
+    let kept = host.says("cat", &[KEPT]);
+    assert!(kept.ends_with(&format!("\nw! {} - - - - {}\n", Pool::FILE, own + 3)), "{kept}");
     assert_eq!(host.changes(&wanted), 0);
     assert!(host.changes(&["--extra-vars", "wideleaf_state=absent"]) > 0);
-    assert_eq!(Pool::pages(), pool.before);
-    assert!(!host.has("/etc/sysctl.d/60-wideleaf.conf"));
+    assert_eq!((Pool::pages(), host.has(KEPT)), (own, false));
 }
 
 #[test]
@@ -291,9 +297,18 @@ fn a_host_that_had_wideleaf_before_keeps_its_own_configuration() {
     let wanted = ["--extra-vars", &format!("wideleaf_deb={}", deb.display()), "--extra-vars", CONFIGURED];
     assert!(host.changes(&wanted) > 0);
     assert!(host.says("wideleafd", &["--check"]).contains("cpu_share = \"25%\""));
-    assert!(host.changes(&["--extra-vars", "wideleaf_state=absent"]) > 0);
+    let absent = ["--extra-vars", "wideleaf_state=absent"];
+    assert!(host.changes(&absent) > 0);
     assert!(host.answers() && host.says("wideleafd", &["--check"]).contains("cpu_share = \"7%\""));
     assert!(!host.has("/var/lib/wideleaf-ansible"));
+
+    // Without a purge, the package leaves its configuration behind.
+    host.says("dpkg", &["--remove", "wideleaf"]);
+    assert!(host.changes(&wanted) > 0);
+    assert!(host.says("wideleafd", &["--check"]).contains("cpu_share = \"25%\""));
+    assert!(host.changes(&absent) > 0);
+    assert!(host.says("cat", &["/etc/wideleaf/wideleafd.toml"]).contains("cpu_share = \"7%\""));
+    assert!(!host.has("/usr/bin/wideleafd") && !host.has("/var/lib/wideleaf-ansible"));
 }
 
 #[test]
@@ -315,11 +330,13 @@ fn an_upgrade_goes_from_host_to_host_and_stops_at_the_first_that_is_not_well() {
         let recaps = ["a", "b"].map(|name| recap(&said, name));
         (recaps, said)
     };
-    assert!(host.changes(&["--extra-vars", &deb("first")]) > 0);
+    assert!(host.changes(&["--extra-vars", &deb("first"), "--extra-vars", CONFIGURED]) > 0);
     let installed = || host.says("dpkg-query", &["--show", "--showformat=${Version}", "wideleaf"]);
     let ([a, b], said) = upgrade("9.0");
     assert_eq!((installed(), a.map(|a| a.failed), b.map(|b| b.failed)), ("9.0".into(), Some(0), Some(0)), "{said}");
     assert!(host.answers());
+    let configuration = host.says("wideleafd", &["--check"]);
+    assert!(configuration.contains("cpu_share = \"25%\"") && configuration.contains("db*"), "{configuration}");
     let ([a, b], said) = upgrade("9.1");
     assert!(a.is_some_and(|a| a.failed == 1) && b.is_none(), "{said}");
 }
