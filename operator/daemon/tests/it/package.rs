@@ -46,7 +46,9 @@ impl Package {
         let binaries = folder.path().join("programs");
         fs::create_dir(&binaries).unwrap();
         programs.iter().for_each(|(program, path)| symlink(path, binaries.join(program)).unwrap());
-        let mut build = Command::new(Path::new(REPOSITORY).join("packaging/build-deb"));
+        // The umask of a user with private files must not become that of the package's files.
+        let mut build = Command::new("sh");
+        build.args(["-c", "umask 077; exec \"$0\" \"$@\""]).arg(Path::new(REPOSITORY).join("packaging/build-deb"));
         build.args(["--package", name]).arg("--binaries").arg(binaries).arg("--output").arg(folder.path().join("out"));
         // Compression takes longer than everything else together, and does not change the content.
         let file = PathBuf::from(output(build.env("DPKG_DEB_COMPRESSOR_TYPE", "none")).trim());
