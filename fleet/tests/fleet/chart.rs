@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, core, eventually, root};
+use crate::server::{Server, core, eventually, namespace, root, vmis};
 
 /// Namespace of the release.
 pub const NAMESPACE: &str = "wideleaf";
@@ -80,6 +80,58 @@ fn the_chart_is_installed_upgraded_and_uninstalled_and_leaves_nothing() {
     eventually("its pods end", || pods().is_empty().then_some(()));
     for (kind, before) in KINDS.iter().zip(before) {
         assert_eq!(objects(&server, kind), before, "{kind}");
+    }
+}
+
+/// A policy that refuses VMIs for which the condition holds: the API server's language for it is KubeVirt's (CEL).
+fn refuse(server: &Server, condition: &str) {
+    let path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic";
+    let vmis = json!({
+        "apiGroups": ["kubevirt.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["virtualmachineinstances"],
+    });
+    let expression = format!("!({})", condition.replace("vmi.metadata", "object.metadata"));
+    let spec = json!({
+        "matchConstraints": {"resourceRules": [vmis]},
+        "validations": [{"expression": expression, "message": "it asks for guaranteed"}],
+    });
+    server.admin().post(&format!("{path}ies"), &json!({"metadata": {"name": "probe"}, "spec": spec})).done();
+    let spec = json!({"policyName": "probe", "validationActions": ["Deny"]});
+    server.admin().post(&format!("{path}ybindings"), &json!({"metadata": {"name": "probe"}, "spec": spec})).done();
+}
+
+#[test]
+fn a_failed_call_fails_the_vms_alone_that_ask_for_guaranteed() {
+    let Some(server) = Server::start(&[]) else { return };
+    let (chart, with_plugin) = (chart(), ["--set", "kubevirt.plugin.enabled=true"]);
+    let install = ["install", "wideleaf", &chart, "--namespace", NAMESPACE, "--create-namespace"];
+    helm(&server, &[&install[..], &with_plugin].concat());
+    let plugin = server.admin().get("/apis/plugin.kubevirt.io/v1alpha1/plugins/wideleaf").done();
+    let hooks = plugin["spec"]["nodeHooks"].as_array().unwrap();
+    let failing: Vec<&Value> = hooks.iter().filter(|hook| hook["failureStrategy"] != "Ignore").collect();
+    assert_eq!(failing.len(), 1, "{hooks:?}");
+    refuse(&server, failing[0]["condition"].as_str().unwrap());
+
+    let space = namespace(&server, "conditions");
+    let is_refused = |annotations: Value| {
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "db", "annotations": annotations},
+            "spec": {"domain": {}},
+        });
+        let answer = server.admin().post(&format!("{}?dryRun=All", vmis(&space)), &vmi);
+        answer.status >= 300 && answer.refused(422).contains("it asks for guaranteed")
+    };
+    let (kind, share) = ("wideleaf.io/huge-pages", "wideleaf.io/guarantee");
+    eventually("the policy is in force", || is_refused(json!({kind: "guaranteed"})).then_some(()));
+    for guaranteed in [json!({kind: "guaranteed", share: "90%"}), json!({share: "95%"}), json!({share: "guaranteed"})] {
+        assert!(is_refused(guaranteed.clone()), "{guaranteed}");
+    }
+    for other in [Value::Null, json!({}), json!({kind: "bestEffort", share: "95%"}), json!({share: "bestEffort:95%"})] {
+        assert!(!is_refused(other.clone()), "{other}");
     }
 }
 

@@ -2,12 +2,12 @@
 //!
 //! | hook point | what happens | a VM with `guaranteed` may fail |
 //! |---|---|---|
-//! | `PreVMStart`, `PreMigrationTarget` | room is looked for, and reserved in wideleafd's books | yes |
+//! | `PreVMStart`, `PreMigrationTarget` | its memory is compared with the host's, and none is set aside | yes |
 //! | `PostVMStart`, `PostMigrationTarget` | wideleafd takes the guest, with its settings | no |
 //! | `PreMigrationSource` | the guest is left alone until its migration is over | no |
-//! | `PreVMStop`, `PostVMStop` | the room goes back | no |
+//! | `PreVMStop`, `PostVMStop` | wideleafd forgets the start | no |
 //!
-//! A call that may fail the VM is answered some seconds before virt-handler's limit, whatever wideleafd does.
+//! A call that may fail the VM is answered before virt-handler's limit, whatever wideleafd does.
 //! virt-handler waits for the others too, so they are answered within two seconds, and go on without it. It calls a
 //! hook again after its own failures, so each call may come several times.
 

@@ -277,6 +277,23 @@ fn every_metric_of_the_dashboard_exists_and_every_metric_is_on_it() {
 }
 
 #[test]
+fn the_dashboard_mixes_neither_hosts_nor_sizes_and_kinds_of_a_node() {
+    let dashboard: serde_json::Value = serde_json::from_str(&file("../../packaging/grafana.json")).expect("it is JSON");
+    assert_eq!(dashboard["templating"]["list"][1]["name"], "host");
+    let panels = dashboard["panels"].as_array().expect("a list");
+    for target in panels.iter().flat_map(|panel| panel["targets"].as_array().expect("a list")) {
+        let query = target["expr"].as_str().expect("a query");
+        assert!(!named(query).is_empty(), "{query}");
+        for name in named(query) {
+            assert!(query.contains(&format!("{name}{{instance=\"$host\"")), "{query}");
+        }
+        for (name, labels) in [("free_huge_pages", "(node, size)"), ("page_tables", "(node, kind)")] {
+            assert!(!query.contains(&format!("wideleaf_host_node_{name}")) || query.contains(labels), "{query}");
+        }
+    }
+}
+
+#[test]
 fn every_metric_of_the_fleet_s_dashboard_and_of_the_alerts_exists() {
     let _: serde_json::Value = serde_json::from_str(&file("../../packaging/grafana-fleet.json")).expect("it is JSON");
     for path in

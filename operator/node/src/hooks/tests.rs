@@ -241,6 +241,22 @@ fn the_chart_has_a_migration_checked_like_a_start() {
 }
 
 #[test]
+fn the_chart_reads_each_annotation_that_may_mean_guaranteed() {
+    let template = include_str!("../../../../packaging/helm/wideleaf/templates/plugin.yaml");
+    let (condition, _) = template.split_once("apiVersion").expect("the condition comes first");
+    for name in [HUGE_PAGES, GUARANTEE] {
+        assert!(condition.contains(&format!("'{name}' in ")), "{name}: {condition}");
+    }
+}
+
+#[test]
+fn the_chart_s_notes_show_the_annotation_that_the_agent_writes() {
+    let notes = include_str!("../../../../packaging/helm/wideleaf/templates/NOTES.txt");
+    let path = format!("{{.metadata.annotations.{}}}", crate::details::STATUS.replace('.', "\\."));
+    assert!(notes.contains(&path), "{path} is not in {notes}");
+}
+
+#[test]
 fn the_limit_is_that_of_the_call() {
     for (text, limit) in [
         (Some("29S"), Duration::from_secs(29)),
