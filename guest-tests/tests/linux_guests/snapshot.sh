@@ -8,7 +8,7 @@
 
 user_space <<'INIT' || exit
 mke2fs /dev/vda >/dev/null && mount -t ext2 /dev/vda /mnt
-dd if=/dev/urandom of=/tmp/file bs=64k count=128 2>/dev/null
+mebibytes 8 >/tmp/file
 sum=$(sum_of /tmp/file)
 says "sum $sum"
 
