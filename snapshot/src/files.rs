@@ -5,7 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 
 use crate::error::{OpenError, Problem};
 use crate::index::{self, BaseLink, DEPTH_MAX, Header, Source};
@@ -53,8 +54,9 @@ impl Files {
     }
 
     fn open_chain(folder: &Path, caching: Caching) -> Result<Files, Problem> {
-        let machine = open_file(folder, MACHINE_FILE, OFlag::empty())?;
-        let (first, mut link) = open_layer(folder, caching)?;
+        let opened = open_folder(folder, MACHINE_FILE)?;
+        let machine = open_file(&opened, MACHINE_FILE, OFlag::empty())?;
+        let (first, mut link) = open_layer(&opened, shown(folder), caching)?;
         let (mut layers, mut folder) = (vec![first], folder.to_owned());
         while let Some(below) = link {
             if layers.len() > DEPTH_MAX as usize {
@@ -62,7 +64,8 @@ impl Files {
             }
             folder = index::base_folder(&folder, &below);
             let in_base = |problem| Problem::Base { base: shown(&folder), problem: Box::new(problem) };
-            let (layer, next) = open_layer(&folder, caching).map_err(in_base)?;
+            let opened = open_folder(&folder, WINDOWS_FILE).map_err(in_base)?;
+            let (layer, next) = open_layer(&opened, shown(&folder), caching).map_err(in_base)?;
             layers.push(layer);
             link = next;
         }
@@ -70,7 +73,7 @@ impl Files {
     }
 }
 
-fn open_layer(folder: &Path, caching: Caching) -> Result<(Layer, Option<BaseLink>), Problem> {
+fn open_layer(folder: &File, name: String, caching: Caching) -> Result<(Layer, Option<BaseLink>), Problem> {
     let flags = match caching {
         Caching::PageCache => OFlag::empty(),
         Caching::Direct => OFlag::O_DIRECT,
@@ -78,14 +81,22 @@ fn open_layer(folder: &Path, caching: Caching) -> Result<(Layer, Option<BaseLink
     let windows = open_file(folder, WINDOWS_FILE, OFlag::empty())?;
     let header = Header::read(&mut Source::new(io::BufReader::new(At::start(&windows))))?;
     let memory = open_file(folder, MEMORY_FILE, flags)?;
-    Ok((Layer { name: shown(folder), windows, memory }, header.base))
+    Ok((Layer { name, windows, memory }, header.base))
+}
+
+/// Opens a folder: the files in it are of one snapshot, whatever a save puts in its place meanwhile. An error names
+/// `file`, the first one that is needed from it.
+pub(crate) fn open_folder(folder: &Path, file: &'static str) -> Result<File, Problem> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+    let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(folder);
+    opened.map_err(|source| Problem::Io { file, source })
 }
 
 /// Opens a regular file without waiting, and not through a symbolic link.
-pub(crate) fn open_file(folder: &Path, file: &'static str, flags: OFlag) -> Result<File, Problem> {
-    let flags = flags | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY;
-    let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(folder.join(file));
-    let opened = opened.map_err(|source| Problem::Io { file, source })?;
+pub(crate) fn open_file(folder: &File, file: &'static str, flags: OFlag) -> Result<File, Problem> {
+    let flags = flags | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY;
+    let opened = openat(folder, file, flags, Mode::empty());
+    let opened = File::from(opened.map_err(|errno| Problem::Io { file, source: errno.into() })?);
     check_regular(&opened, file)?;
     Ok(opened)
 }

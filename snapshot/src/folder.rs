@@ -23,7 +23,7 @@ use nix::fcntl::{AT_FDCWD, Flock, FlockArg, OFlag, RenameFlags, renameat2};
 pub use crate::files::{Caching, Files, Layer};
 
 use crate::error::{SaveError, SaveProblem};
-use crate::files::{open_file, relative, shown};
+use crate::files::{open_file, open_folder, relative, shown};
 use crate::index::MAGIC;
 use crate::opened::Opened;
 use crate::{FILE_NAMES, MACHINE_FILE, MEMORY_FILE, TOUCHES_FILE, WINDOWS_FILE};
@@ -77,7 +77,9 @@ impl Writing {
     /// [`SaveError`]; nothing is left behind. An existing folder must be empty or a snapshot without other files, and
     /// not a base in `base`'s chain.
     pub fn create(folder: &Path, base: Option<&Files>) -> Result<Writing, SaveError> {
-        Writing::create_in(folder, base).map_err(|problem| SaveError { snapshot: shown(folder), problem })
+        // Without a slash at the end, which would follow a symbolic link.
+        let whole: PathBuf = folder.components().collect();
+        Writing::create_in(&whole, base).map_err(|problem| SaveError { snapshot: shown(folder), problem })
     }
 
     fn create_in(folder: &Path, base: Option<&Files>) -> Result<Writing, SaveProblem> {
@@ -139,7 +141,9 @@ impl Writing {
         FILE_NAMES.iter().try_for_each(to_disk).map_err(io_of("cannot write its files to the disk"))?;
         self.lock.sync_all().map_err(io_of("cannot write its folder to the disk"))?;
         let parent = File::open(parent_of(&self.folder)).map_err(io_of("cannot open the parent folder"))?;
-        let is_replaced = occupant(&self.folder)? == Occupant::Snapshot;
+        // Held until it is removed: in the temporary folder's place another save would take it for a leftover.
+        let older = lock_older(&self.folder)?;
+        let is_replaced = older.is_some();
         if is_replaced {
             self.exchange().map_err(io_of("cannot exchange it with the older snapshot"))?;
         } else {
@@ -216,7 +220,8 @@ fn occupant(folder: &Path) -> Result<Occupant, SaveProblem> {
 fn has_magic(folder: &Path) -> bool {
     let mut bytes = [0; MAGIC.len()];
     let read = |file: File| std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).is_ok();
-    open_file(folder, WINDOWS_FILE, OFlag::empty()).is_ok_and(read) && bytes == MAGIC
+    let opened = open_folder(folder, WINDOWS_FILE).and_then(|folder| open_file(&folder, WINDOWS_FILE, OFlag::empty()));
+    opened.is_ok_and(read) && bytes == MAGIC
 }
 
 /// Whether a file of this chain is the index in `folder`.
@@ -245,7 +250,7 @@ fn make_locked(parent: &Path, name: &std::ffi::OsStr) -> Result<(PathBuf, Flock<
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = error,
             Err(error) => return Err(cannot_make()(error)),
             // Another save may have taken it for a leftover before it was locked.
-            Ok(()) => match lock(&temporary) {
+            Ok(()) => match lock(&temporary, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok((temporary, lock)),
                 Err(error) => last = error,
             },
@@ -254,11 +259,24 @@ fn make_locked(parent: &Path, name: &std::ffi::OsStr) -> Result<(PathBuf, Flock<
     Err(cannot_make()(last))
 }
 
-/// Locks a folder, if no other process has, and checks that it is still at its path.
-fn lock(folder: &Path) -> io::Result<Flock<File>> {
+/// Locks the snapshot that is to be replaced, if there is one. Waits for another save that has just put it there.
+fn lock_older(folder: &Path) -> Result<Option<Flock<File>>, SaveProblem> {
+    while occupant(folder)? == Occupant::Snapshot {
+        match lock(folder, FlockArg::LockExclusive) {
+            Ok(locked) => return Ok(Some(locked)),
+            // The other save has taken it back, or a third one has replaced it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(io_of("cannot lock the older snapshot")(error)),
+        }
+    }
+    Ok(None)
+}
+
+/// Locks a folder, and checks that it is still at its path.
+fn lock(folder: &Path, how: FlockArg) -> io::Result<Flock<File>> {
     let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(folder)?;
-    let locked = Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
+    let locked = Flock::lock(opened, how).map_err(|(_, errno)| errno)?;
     let (own, there) = (locked.metadata()?, fs::symlink_metadata(folder)?);
     if (own.dev(), own.ino()) == (there.dev(), there.ino()) { Ok(locked) } else { Err(io::ErrorKind::NotFound.into()) }
 }
@@ -267,7 +285,7 @@ fn lock(folder: &Path) -> io::Result<Flock<File>> {
 fn remove_leftovers(parent: &Path, name: &std::ffi::OsStr) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten().filter(|entry| is_temporary(&entry.file_name(), name)) {
-        if let Ok(_locked) = lock(&entry.path()) {
+        if let Ok(_locked) = lock(&entry.path(), FlockArg::LockExclusiveNonblock) {
             let _ = remove(&entry.path());
         }
     }
@@ -371,5 +389,25 @@ mod tests {
         assert_ne!(id(new), older);
         written(&folder).finish().expect("nothing fails");
         assert_eq!(paths_in(scratch.path()), [folder]);
+    }
+
+    #[test]
+    fn another_save_that_begins_meanwhile_does_not_remove_the_older_snapshot() {
+        for is_refused in [false, true] {
+            let scratch = tempfile::tempdir().expect("a temporary folder");
+            let folder = scratch.path().join("s");
+            written(&folder).finish().expect("nothing fails");
+            let (older, left) = (id(&folder), Cell::new(is_refused));
+            let sync = |_: &File| {
+                remove_leftovers(scratch.path(), "s".as_ref());
+                if left.replace(false) { Err(io::Error::other("the disk is gone")) } else { Ok(()) }
+            };
+            let put = written(&folder).put(&sync);
+            match put {
+                Ok(finished) => assert!(finished.has_replaced && finished.not_removed.is_none(), "{finished:?}"),
+                Err(error) => assert!(is_refused && error.to_string().contains("the disk is gone"), "{error}"),
+            }
+            assert_eq!((id(&folder) == older, paths_in(scratch.path())), (is_refused, vec![folder]));
+        }
     }
 }

@@ -121,9 +121,6 @@ pub(super) fn restored_spec(args: &RunArgs, folder: &Path, policy: Option<Policy
 /// # Errors
 /// [`Failure`] for arguments that contradict each other, and for what cannot move.
 pub(super) fn incoming_spec(args: &RunArgs, sent: &RunSpec, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
-    if sent.is_native {
-        return Err(Failure::Input("cannot receive a run without a guest".to_owned()));
-    }
     let devices = DeviceSpec::from(&args.devices);
     if devices.is_empty() && !sent.devices.is_empty() {
         return Err(Failure::Usage(
@@ -136,6 +133,10 @@ pub(super) fn incoming_spec(args: &RunArgs, sent: &RunSpec, policy: Option<Polic
 
 /// Specification of a guest that has run, with what these arguments say about this host.
 fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
+    if before.is_native {
+        let why = "cannot continue a run without a guest: it has no machine's state; start it anew with --native";
+        return Err(Failure::Input(why.to_owned()));
+    }
     Ok(RunSpec {
         numa: continued_numa(args, &before.numa)?,
         policy: policy.unwrap_or(before.policy),
@@ -302,15 +303,30 @@ mod tests {
 
     use crate::args::{Cli, Command};
 
+    fn run_args(arguments: &[&str]) -> Box<RunArgs> {
+        match Cli::parse_from([&["wideleaf", "run"], arguments].concat()).command {
+            Command::Run(args) => args,
+            _ => panic!("it is `run`"),
+        }
+    }
+
     /// RAM of a run with these arguments, of which the first names a kernel.
     fn ram(arguments: &[&str]) -> Result<Bytes, String> {
-        let Command::Run(args) = Cli::parse_from([&["wideleaf", "run"], arguments].concat()).command else {
-            panic!("it is `run`")
-        };
+        let args = run_args(arguments);
         let kernel = by_name(arguments[0]).expect("a kernel is named first");
         let cmdline = with_class(kernel, args.class.as_deref(), &args.cmdline).map_err(|error| error.to_string())?;
         let host_page = args.host_page.unwrap_or(PageSize::Base4K);
         ram_for(kernel, &cmdline, ram_request(&args, host_page)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_run_without_a_guest_is_not_continued() {
+        let base = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
+        let before = RunSpec { is_native: true, ..RunSpec::of_kernel("gups", "", mib(64), base) };
+        let args = run_args(&["--restore=saved"]);
+        let why = continued_spec(&args, before.clone(), None).expect_err("it has no guest").to_string();
+        assert!(why.contains("cannot continue a run without a guest"), "{why}");
+        assert!(continued_spec(&args, RunSpec { is_native: false, ..before }, None).is_ok());
     }
 
     #[test]

@@ -9,8 +9,8 @@
 //! The guest is never stopped or asked to do anything, and detaching changes none of its pages.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 

@@ -20,7 +20,7 @@ pub struct RestoredReport {
     pub windows_by_touch: u64,
     /// Number of windows that were filled before the guest touched them.
     pub windows_in_background: u64,
-    /// Number of windows that got a huge page as they were filled.
+    /// Number of windows that got a huge page as they were filled, or by a collapse soon after.
     pub windows_huge: u64,
     /// Number of windows that got base pages because no huge page was to be had.
     pub windows_not_huge: u64,

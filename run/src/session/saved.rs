@@ -71,7 +71,7 @@ impl Session {
         *log = saved.into_log();
         for (name, start, bytes) in regions {
             if let Some(range) = GpaRange::new(Gpa::new(start), Bytes::new(bytes)) {
-                self.keep_region(&mut log, &name, range);
+                self.keep_region(&mut log, &text(&name), range);
             }
         }
         let has_begun = log.hello.is_some();
@@ -83,26 +83,38 @@ impl SavedSession {
     /// The log of these messages without the regions, within the limits on what a guest may say: a snapshot is no more
     /// trusted than one.
     fn into_log(self) -> Log {
-        let text = |text: String| clean(begin_of(&text));
-        let hello = self.hello.map(|hello| Hello { kernel: text(hello.kernel), ..hello });
+        let hello = self.hello.map(|hello| Hello {
+            kernel: text(&hello.kernel),
+            guest_page: text(&hello.guest_page),
+            entry: text(&hello.entry),
+            ..hello
+        });
+        let problem = |of: Problem| Problem { class: text(&of.class), size: text(&of.size), ..of };
+        let verification =
+            |of: Verification| Verification { first_mismatch: of.first_mismatch.as_deref().map(text), ..of };
         let mut log = Log {
             entry: hello.as_ref().and_then(|hello| Entry::from_word(&hello.entry)),
             hello,
-            problem: self.problem,
+            problem: self.problem.map(problem),
             tsc_hz: self.tsc_hz,
             phases: self.phases.into_iter().take(PHASES_MAX).map(SavedPhase::into_log).collect(),
             gaps: self.gaps.into_iter().take(GAPS_MAX).collect(),
-            verification: self.verification,
-            mismatch: self.mismatch.map(text),
-            panic: self.panic.map(text),
-            kernel_panic: self.kernel_panic.map(text),
+            verification: self.verification.map(verification),
+            mismatch: self.mismatch.as_deref().map(text),
+            panic: self.panic.as_deref().map(text),
+            kernel_panic: self.kernel_panic.as_deref().map(text),
             ..Log::default()
         };
         for (name, Measurement { value, unit }) in self.results {
-            log.keep_result(&text(name), Measurement { value, unit: text(unit) });
+            log.keep_result(&text(&name), Measurement { value, unit: text(&unit) });
         }
         log
     }
+}
+
+/// Text of a guest as a terminal may show it, as long as a guest may say it.
+fn text(text: &str) -> String {
+    clean(begin_of(text))
 }
 
 fn named(name: &str, range: GpaRange) -> (String, u64, u64) {
@@ -128,7 +140,7 @@ impl SavedPhase {
             marks.add(Mark { at: Moment::START, tsc, done });
         }
         PhaseLog {
-            name: begin_of(&self.name).to_owned(),
+            name: text(&self.name),
             began_at: Moment::START,
             begin_tsc: self.begin_tsc,
             end_tsc: self.end_tsc,
@@ -146,7 +158,7 @@ mod tests {
 
     use wideleaf_protocol::{Message, Name};
 
-    use super::super::kept::REGIONS_OF_RAM_MAX;
+    use super::super::kept::{REGIONS_OF_RAM_MAX, TEXT_MAX};
     use super::super::tests::session;
     use super::*;
 
@@ -222,20 +234,30 @@ mod tests {
 
     #[test]
     fn a_forged_session_is_cut_to_the_limits_of_a_guests_messages() {
-        let phase = r#"{"name":"p","begin_tsc":1,"end_tsc":null,"at_begin":{"host_4k_bytes":0,"host_2m_bytes":0,
+        let long = format!("\\u001b{}", "x".repeat(100_000));
+        let phase = r#"{"name":"\u001bp","begin_tsc":1,"end_tsc":null,"at_begin":{"host_4k_bytes":0,"host_2m_bytes":0,
             "host_1g_bytes":0,"kvm":null},"at_end":null,"is_complete":true,"marks":[]}"#;
         let session = session();
         let bytes = session.ram.bytes().get();
-        let region = [r#"["r",18446744073709551615,2]"#.to_owned(), format!(r#"["r",0,{bytes}]"#)].join(",");
+        let region = [r#"["r",18446744073709551615,2]"#.to_owned(), format!(r#"["\u001br",0,{bytes}]"#)].join(",");
         let (phases, regions) = (vec![phase; 1000].join(","), vec![region; 1000].join(","));
-        let long = format!("\\u001b{}", "x".repeat(100_000));
+        let hello = format!(r#"{{"kernel":"{long}","vcpus":1,"guest_page":"{long}","entry":"{long}"}}"#);
+        let problem = format!(r#"{{"class":"{long}","size":"{long}","iterations":1}}"#);
+        let verification = format!(r#"{{"passed":true,"errors":0,"checked":1,"first_mismatch":"{long}"}}"#);
         let text = format!(
-            r#"{{"tsc_hz":0,"phases":[{phases}],"regions":[{regions}],"results":{{}},"gaps":[],"panic":"{long}"}}"#
+            r#"{{"hello":{hello},"problem":{problem},"verification":{verification},"panic":"{long}","mismatch":"{long}",
+            "kernel_panic":"{long}","results":{{"{long}":{{"value":1.0,"unit":"{long}"}}}},
+            "tsc_hz":0,"phases":[{phases}],"regions":[{regions}],"gaps":[]}}"#
         );
         session.begin_with(serde_json::from_str(&text).expect("its form is valid"));
         let log = session.log();
         assert_eq!((log.phases.len(), log.regions.len()), (PHASES_MAX, REGIONS_OF_RAM_MAX as usize));
-        let panic = log.panic.as_deref().expect("it had one");
-        assert!(panic.len() < 5_000 && !panic.contains('\u{1b}'), "{} bytes", panic.len());
+        assert!(log.phases.iter().all(|phase| phase.name == "?p") && log.regions.iter().all(|(name, _)| name == "?r"));
+        drop(log);
+        // Escaped, as a control character is in JSON.
+        let kept = serde_json::to_string(&session.saved()).expect("it is plain data");
+        let texts = kept.matches("?xxx").count();
+        assert_eq!((texts, kept.contains("\\u001b")), (11, false));
+        assert!(!kept.contains(&"x".repeat(TEXT_MAX)), "{} bytes", kept.len());
     }
 }

@@ -195,31 +195,34 @@ impl Restoring {
     }
 
     fn report(&self, report: &RestoreReport) -> RestoredReport {
-        let us = |ns: u64| ns as f64 / 1e3;
-        let waits = &report.fault_ns;
-        RestoredReport {
-            folder: self.folder.clone(),
-            stored_bytes: report.progress.stored_bytes.get(),
-            filled_bytes: report.progress.filled_bytes.get(),
-            windows_by_touch: report.by_fault,
-            windows_in_background: report.by_background,
-            windows_huge: report.huge,
-            windows_not_huge: report.not_huge,
-            wait_p50_us: us(waits.value_at_quantile(0.5)),
-            wait_p99_us: us(waits.value_at_quantile(0.99)),
-            wait_max_us: us(waits.max()),
-            touches_recorded: 0,
-            prepared_ms: report.start.as_secs_f64() * 1e3,
-            pages: self.pages,
-            pages_by_touch: report.pages_alone,
-            progress: Vec::new(),
-            lost_threads: report.lost_threads.clone(),
-            filled_s: report.all_filled.map(|time| time.as_secs_f64()),
-        }
+        RestoredReport { folder: self.folder.clone(), pages: self.pages, ..figures(report) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Filling> {
         self.filling.lock()
+    }
+}
+
+/// Figures of the restore for the report of the run.
+fn figures(report: &RestoreReport) -> RestoredReport {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let waits = &report.fault_ns;
+    let filled = report.all_filled.filter(|_| report.progress.failed_windows == 0);
+    RestoredReport {
+        stored_bytes: report.progress.stored_bytes.get(),
+        filled_bytes: report.progress.filled_bytes.get(),
+        windows_by_touch: report.by_fault,
+        windows_in_background: report.by_background,
+        windows_huge: report.huge + report.collapsed,
+        windows_not_huge: report.not_huge.saturating_sub(report.collapsed),
+        wait_p50_us: us(waits.value_at_quantile(0.5)),
+        wait_p99_us: us(waits.value_at_quantile(0.99)),
+        wait_max_us: us(waits.max()),
+        prepared_ms: report.start.as_secs_f64() * 1e3,
+        pages_by_touch: report.pages_alone,
+        lost_threads: report.lost_threads.clone(),
+        filled_s: filled.map(|time| time.as_secs_f64()),
+        ..RestoredReport::default()
     }
 }
 
@@ -298,4 +301,19 @@ impl SavedRam for StoredRam {
 fn unreadable(window: WindowIndex, error: &wideleaf_snapshot::ReadError) -> ReadError {
     let file = error.file.clone();
     ReadError::Io { window, file, source: io::Error::other(error.problem.to_string()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_that_a_collapse_made_huge_counts_as_huge_and_a_restore_with_a_failure_was_never_filled() {
+        let all_filled = Some(Duration::from_secs(2));
+        let mut report = RestoreReport { huge: 1, not_huge: 5, collapsed: 4, all_filled, ..RestoreReport::default() };
+        let whole = figures(&report);
+        assert_eq!((whole.windows_huge, whole.windows_not_huge, whole.filled_s), (5, 1, Some(2.0)));
+        report.progress.failed_windows = 1;
+        assert_eq!(figures(&report).filled_s, None);
+    }
 }

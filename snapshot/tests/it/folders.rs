@@ -2,8 +2,11 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::*;
 
@@ -47,6 +50,33 @@ fn a_snapshot_is_replaced_whole_and_its_readers_keep_it() {
 }
 
 #[test]
+fn the_files_that_a_reader_opens_are_of_one_snapshot_while_others_take_its_place() {
+    let scratch = tempfile::tempdir().unwrap();
+    let [folder, other] = ["s", "t"].map(|name| scratch.path().join(name));
+    save(&folder, None, &some_pages());
+    save(&other, None, &some_pages());
+    let inodes = |files: &Files| {
+        let Files { machine, layers } = files;
+        [machine, &layers[0].windows, &layers[0].memory].map(|file| file.metadata().unwrap().ino())
+    };
+    let wholes = [&folder, &other].map(|folder| inodes(&Files::open(folder, Caching::PageCache).unwrap()));
+    let is_over = AtomicBool::new(false);
+    let exchange = || renameat2(AT_FDCWD, &folder, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).unwrap();
+    let is_whole = |files: Files| wholes.contains(&inodes(&files));
+    let all_whole = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                exchange();
+            }
+        });
+        let all_whole = (0..5000).all(|_| Files::open(&folder, Caching::PageCache).is_ok_and(is_whole));
+        is_over.store(true, Ordering::SeqCst);
+        all_whole
+    });
+    assert!(all_whole, "two snapshots are mixed");
+}
+
+#[test]
 fn an_empty_folder_is_taken() {
     let scratch = tempfile::tempdir().unwrap();
     let folder = scratch.path().join("s");
@@ -75,6 +105,7 @@ fn nothing_but_a_snapshot_is_replaced() {
     assert!(refusal("file").ends_with("it exists and is not a folder; choose another name"));
     std::os::unix::fs::symlink("photos", scratch.path().join("link")).unwrap();
     assert!(refusal("link").ends_with("it exists and is not a folder; choose another name"));
+    assert!(refusal("link/").ends_with("it exists and is not a folder; choose another name"));
     assert!(refusal("..").contains("the path names no folder of its own"));
     assert!(refusal("no/such").contains("cannot make a folder beside it: No such file or directory"));
     assert_eq!(names_in(scratch.path()), ["file", "link", "other", "photos", "s"], "nothing is left behind");

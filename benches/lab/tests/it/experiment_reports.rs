@@ -152,5 +152,7 @@ fn the_other_program_of_a_comparison_must_be_a_wideleaf() {
     let dry = scratch.wideleaf(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).assert().success();
     let canonical = fs::canonicalize(&program).unwrap().display().to_string();
     dry.stdout(predicate::str::contains("base (B): ").and(predicate::str::contains(format!("{canonical} run "))));
+    let arguments = ["experiment", "run", "scarce", "--dry-run", "--against", &program];
+    scratch.refuses(&arguments, 2, &["scarce has no `wideleaf run` on this host", "name another experiment"]);
     assert!(scratch.names().is_empty());
 }
