@@ -12,7 +12,7 @@ HOST=10.7.0.1
 disks() {
     sync # nothing: the disk is empty
     mke2fs /dev/vda >/dev/null && mount -t ext2 /dev/vda /mnt || return
-    mebibytes 10 >/mnt/kept
+    dd if=/dev/urandom of=/mnt/kept bs=64k count=160 2>/dev/null
     dd if=/dev/zero of=/mnt/lost bs=64k count=64 2>/dev/null
     rm /mnt/lost && fstrim /mnt && sync
     says "kept $(sum_of /mnt/kept)"
@@ -46,7 +46,7 @@ LEASE
     says "address $(ip addr show dev eth0 | awk '/inet / { print $2 }')"
     ping -c 3 -W 30 "$HOST" >/dev/null && says "pings"
     wget -q -O /tmp/got "http://$HOST/sent" && says "net_in $(sum_of /tmp/got)"
-    mebibytes 8 >/tmp/served
+    dd if=/dev/urandom of=/tmp/served bs=64k count=128 2>/dev/null
     says "net_out $(sum_of /tmp/served)"
     httpd -p 80 -h /tmp
     wait_for wget -q -O /dev/null "http://$HOST/has_all"
@@ -85,7 +85,7 @@ ends() {
 
 insmod /bin/guest/tun.ko && truncate -s 32M disk.img && mkdir served || exit
 for file in readonly.img sent served/sent; do
-    mebibytes 4 >$file && truncate -s 4M $file && echo "$file $(sum_of $file)" # whole sectors
+    dd if=/dev/urandom of=$file bs=64k count=64 2>/dev/null && echo "$file $(sum_of $file)"
 done
 
 connect listen-unix /tmp/vsock_1000 <sent >out &

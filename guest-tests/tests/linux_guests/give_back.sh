@@ -13,17 +13,15 @@
 readonly FILE_MIB=64 BALLOON_MIB=24
 user_space <<'INIT' || exit
 fill() {
-    mebibytes "$1" >/tmp/file && says "filled $(sum_of /tmp/file)"
+    dd if=/dev/urandom of=/tmp/file bs=1M count="$1" 2>/dev/null && says "filled $(sum_of /tmp/file)"
 }
 
 # The guest takes single pages from the smallest free piece: holes of a quarter of a mebibyte, between pages that stay.
 holes() {
-    dd if=/dev/urandom of=/tmp/piece bs=64k count=4 2>/dev/null
     for number in $(seq 1 "$1"); do
-        echo "$number" | cat - /tmp/piece >>/tmp/file
-        cat /tmp/piece >>/tmp/hole
+        dd if=/dev/urandom bs=256k count=1 2>/dev/null >>/tmp/file
+        dd if=/dev/urandom bs=256k count=1 2>/dev/null >>/tmp/hole
     done
-    rm /tmp/piece
     says "filled $(sum_of /tmp/file)"
 }
 

@@ -14,7 +14,7 @@ readonly HOST=10.7.0.1 GUEST=10.7.0.2 CARD=02:00:00:00:00:aa
 user_space /bin/connect <<'INIT' || exit
 HOST=10.7.0.1
 mke2fs /dev/vda >/dev/null && mount -t ext2 /dev/vda /mnt
-mebibytes 4 >/tmp/file
+dd if=/dev/urandom of=/tmp/file bs=64k count=64 2>/dev/null
 sum=$(sum_of /tmp/file)
 says "sum $sum"
 ip addr add 10.7.0.2/24 dev eth0 && ip link set eth0 up

@@ -8,7 +8,7 @@
 
 user_space <<'INIT' || exit
 mke2fs /dev/vda >/dev/null && mount -t ext2 /dev/vda /mnt
-mebibytes 8 >/tmp/file
+dd if=/dev/urandom of=/tmp/file bs=64k count=128 2>/dev/null
 sum=$(sum_of /tmp/file)
 says "sum $sum"
 

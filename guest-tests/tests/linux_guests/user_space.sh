@@ -30,18 +30,7 @@ complaints() {
     dmesg | grep -E 'ACPI.*(Error|Warning)|PM-Timer|MP-BIOS|nobody cared|I/O error' | sed 's/^/guest: complains: /'
 }
 
-# A checksum of a file. Stronger ones would take most of an emulated guest's time.
-sum_of() { md5sum <"$1" | cut -d ' ' -f 1; }
-
-# Prints this number of mebibytes and some bytes. No two pages are alike: it is one random mebibyte again and again,
-# each time behind its number, which moves it by a few bytes. Randomness for each byte takes longer.
-mebibytes() {
-    dd if=/dev/urandom of=/tmp/random bs=64k count=16 2>/dev/null
-    for number in $(seq 1 "$1"); do
-        echo "$number" | cat - /tmp/random
-    done
-    rm /tmp/random
-}
+sum_of() { sha256sum "$1" | cut -d ' ' -f 1; }
 
 # Waits until this succeeds, with a second between two attempts. After 600 of them the script ends; in the lab it prints
 # the state of the lab before, with what each thread of the VMM waits for.

@@ -26,7 +26,7 @@ pub(super) fn against(experiment: Experiment, program: &Path) -> Result<Experime
 
 /// Why the other program of stored results, if they have one, is not that of their runs.
 pub(super) fn changed(experiment: &Experiment) -> Option<String> {
-    let program = experiment.other_program()?;
+    let program = experiment.other_program().filter(|_| !experiment.arms_of_two_programs().is_empty())?;
     match version_of(Path::new(program)) {
         Ok(version) if experiment.is_against(program, &version) => None,
         Ok(version) => Some(format!("{program} is now {version}")),
