@@ -48,8 +48,7 @@ struct Pages {
     reported: PageSet,
     /// Those of the inflated pages that were released.
     released: PageSet,
-    /// Whether to check the window again: another part was at work on it, a release failed, its pages came back, or
-    /// the large page that kept them is gone.
+    /// Whether to check the window again: another part was at work on it, or its pages came back.
     is_due: bool,
 }
 
@@ -62,10 +61,9 @@ pub struct GivenBackCounters {
     pub deflated: u64,
     /// Pages reported as free.
     pub reported: u64,
-    /// Pages released to the host; of a window at most the number present.
+    /// Pages released to the host.
     pub released: u64,
-    /// Pages left in place when they were given back, because releasing them would have broken a larger page, or
-    /// could not be done then.
+    /// Pages left in place, because releasing them would have broken a larger page.
     pub kept: u64,
     /// Number of huge pages that were split because the host was short.
     pub split_windows: u64,
@@ -226,23 +224,13 @@ impl Book {
         self.windows.get(&window).map(|pages| pages.inflated.without(pages.released)).unwrap_or_default()
     }
 
-    /// Records that these pages were released just now. Those that are not inflated were reported. `present`: number
-    /// of the window's pages in memory before.
-    pub(crate) fn mark_released(&mut self, window: WindowIndex, released: PageSet, present: u16) {
+    /// Records that these pages were released just now. Those that are not inflated were reported.
+    pub(crate) fn mark_released(&mut self, window: WindowIndex, released: PageSet) {
         let pages = self.windows.entry(window).or_default();
         pages.released = pages.released.with(released.and(pages.inflated));
         pages.reported = pages.reported.with(released.without(pages.inflated));
         pages.is_due = false;
-        self.counters.released += u64::from(released.len().min(present));
-    }
-
-    /// Records that the pages of a window stay for now; `new` of them were given back just now. `is_due`: whether to
-    /// check it again.
-    pub(crate) fn keep(&mut self, window: WindowIndex, new: u64, is_due: bool) {
-        self.counters.kept += new;
-        if let Some(pages) = self.windows.get_mut(&window) {
-            pages.is_due = is_due;
-        }
+        self.counters.released += u64::from(released.len());
     }
 
     /// Begins to note released pages for a save: a release changes what the guest reads, and no dirty log has it.
@@ -271,15 +259,14 @@ impl Book {
         self.noted = None;
     }
 
-    /// Makes every window due to be checked again.
-    pub(crate) fn set_all_due(&mut self) {
-        self.windows.values_mut().for_each(|pages| pages.is_due = true);
+    /// Sets whether this window is to be checked again.
+    pub(crate) fn is_due(&self, window: WindowIndex) -> bool {
+        self.windows.get(&window).is_some_and(|pages| pages.is_due)
     }
 
-    /// Records that no large page holds the window any more: pages that were kept for one can be released.
-    pub(crate) fn no_longer_large(&mut self, window: WindowIndex) {
+    pub(crate) fn set_due(&mut self, window: WindowIndex, is_due: bool) {
         if let Some(pages) = self.windows.get_mut(&window) {
-            pages.is_due |= !pages.inflated.without(pages.released).is_empty();
+            pages.is_due = is_due;
         }
     }
 

@@ -70,13 +70,12 @@ impl GiveBack {
             }
         }
         touched.sort_unstable();
-        for pages in touched.chunk_by(|a, b| a == b) {
-            self.look_at(pages[0], PageSet::default(), pages.len() as u64);
-        }
+        touched.dedup();
+        touched.into_iter().for_each(|window| self.look_at(window, PageSet::default()));
     }
 
-    /// The balloon had these pages in a snapshot, and has them again. They are released later, since RAM may still be
-    /// filled. Pages outside RAM are ignored.
+    /// The balloon had these pages in a snapshot, and has them again. Nothing is released now: RAM may still be filled.
+    /// Pages outside RAM are ignored.
     pub fn inflate_restored(&self, runs: impl IntoIterator<Item = GpaRange>) {
         let page = PageSize::Base4K.bytes();
         for run in runs {
@@ -89,7 +88,6 @@ impl GiveBack {
                 }
             }
         }
-        self.ram.given_back().book().set_all_due();
     }
 
     /// The guest takes these pages from the balloon. After the return none of them is released any more.
@@ -117,7 +115,7 @@ impl GiveBack {
                 in_ram += u64::from(offered.len());
                 if !offered.is_empty() {
                     self.ram.given_back().book().counters().reported += u64::from(offered.len());
-                    self.look_at(window, offered, u64::from(offered.len()));
+                    self.look_at(window, offered);
                 }
             }
         }
@@ -125,21 +123,18 @@ impl GiveBack {
         self.ram.given_back().book().counters().outside_ram += outside;
     }
 
-    /// Checks up to `most` windows again, from `from` on: those that are due and, while the host is short, those with
-    /// kept pages. Returns the window to continue with; `None`: the first.
+    /// Checks up to `most` windows again, from `from` on: those that were claimed by another part and, while the host
+    /// is short, those with kept pages. Returns the window to continue with; `None`: the first.
     pub fn look_again(&self, from: WindowIndex, most: usize) -> Option<WindowIndex> {
         let given_back = self.ram.given_back();
-        // No shortage splits a huge page of other RAM.
-        let is_short = given_back.is_short() && self.ram.backing().kind() == BackingKind::Anon;
-        let windows = given_back.book().to_look_at(from, is_short, most);
-        windows.iter().for_each(|window| self.look_at(*window, PageSet::default(), 0));
+        let windows = given_back.book().to_look_at(from, given_back.is_short(), most);
+        windows.iter().for_each(|window| self.look_at(*window, PageSet::default()));
         let last = windows.last().filter(|_| windows.len() == most)?;
         Some(WindowIndex::new(last.get() + 1))
     }
 
-    /// Decides on one window, and acts. The pages of `offered` are reported, and free until this returns. `new` is the
-    /// number of pages that were given back just now.
-    fn look_at(&self, window: WindowIndex, offered: PageSet, new: u64) {
+    /// Decides on one window, and acts. The pages of `offered` are reported, and free until this returns.
+    fn look_at(&self, window: WindowIndex, offered: PageSet) {
         let given_back = self.ram.given_back();
         let Some(range) = self.window_of(window.start()) else { return };
         let claim = self.ram.claims().window_in_place(window);
@@ -147,32 +142,39 @@ impl GiveBack {
         let mut book = given_back.book();
         match &claim {
             Ok(_) => {}
-            // For as long as the giant page or the restore lasts: that is not counted at every check.
-            Err(Claimed::OnGiantPage | Claimed::NotFilled) => return book.keep(window, new, true),
+            // Due once it is on pages of its own; until then it counts as kept once.
+            Err(Claimed::OnGiantPage) if book.is_due(window) => return,
+            Err(Claimed::OnGiantPage) => return self.keep(&mut book, window, offered, true),
             Err(_) => {
                 book.counters().busy += 1;
-                return book.keep(window, new, true);
+                return self.keep(&mut book, window, offered, true);
             }
         }
-        match self.release_free(&mut book, range, window, offered) {
-            Ok(true) => {}
-            Ok(false) => book.keep(window, new, false),
+        match self.decide(&mut book, range, window, offered) {
+            Ok(Some(pages)) => book.mark_released(window, pages),
+            Ok(None) => self.keep(&mut book, window, offered, false),
             Err(error) => {
                 tracing::debug!(%window, %error, "memory that a guest gave back stays where it is");
                 book.counters().failed += 1;
-                book.keep(window, new, true);
+                self.keep(&mut book, window, offered, false);
             }
         }
     }
 
-    /// Releases the free pages of a window. Returns `false` if they are kept.
-    fn release_free(
+    fn keep(&self, book: &mut Book, window: WindowIndex, offered: PageSet, is_due: bool) {
+        let kept = book.kept(window).with(offered).len();
+        book.counters().kept += u64::from(kept);
+        book.set_due(window, is_due);
+    }
+
+    /// The pages to release, or `None` if they are kept.
+    fn decide(
         &self,
         book: &mut Book,
         range: RamRange,
         window: WindowIndex,
         offered: PageSet,
-    ) -> Result<bool, HostError> {
+    ) -> Result<Option<PageSet>, HostError> {
         let backing = self.ram.backing();
         let seen = window_backing(&*self.host, range, backing.fixed_page(), window)?;
         let seen = self.ram.claims().known(seen);
@@ -182,7 +184,7 @@ impl GiveBack {
             false => book.kept(window).with(offered),
         };
         if free.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
         let is_short = self.ram.given_back().is_short();
         let ask = |frames| GivenBackWindow { backing: seen.backing, frames, pages: free.len() };
@@ -191,19 +193,17 @@ impl GiveBack {
         {
             book.note_release(window, free);
             if let Some(given_back) = service.give_back(window, free) {
-                given_back?;
-                book.mark_released(window, free, seen.resident);
-                return Ok(true);
+                return given_back.map(|()| Some(free));
             }
         }
         // Without a service, or after its end, frames are not reserved any more.
         let frames = if backing.fixed_page().is_some() { Frames::OfPool } else { Frames::Ordinary };
         match book.rules().decide(ask(frames), is_short) {
-            Verdict::Keep => return Ok(false),
+            Verdict::Keep => return Ok(None),
             Verdict::Split => {
                 let split = split_window(&*self.host, backing.kind(), range, window);
                 if split.result != OutcomeResult::Done {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 book.counters().split_windows += 1;
             }
@@ -211,8 +211,7 @@ impl GiveBack {
         }
         book.note_release(window, free);
         self.release(range, window, free, seen.backing)?;
-        book.mark_released(window, free, seen.resident);
-        Ok(true)
+        Ok(Some(free))
     }
 
     fn release(&self, range: RamRange, window: WindowIndex, pages: PageSet, backing: Backing) -> Result<(), HostError> {
@@ -238,55 +237,5 @@ impl GiveBack {
         let start = WindowIndex::containing(page).start();
         let is_whole = range.gpa.start() <= start && start + PageSize::Huge2M.bytes() <= range.gpa.end();
         is_whole.then_some(*range)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backing::BackingConfig;
-    use crate::testing::fake_host::FakeHost;
-    use wideleaf_policies::units::{kib, mib};
-
-    const FIRST: WindowIndex = WindowIndex::new(0);
-
-    /// A guest with one window of RAM, which is a huge page on the fake host, or base pages.
-    fn guest(kind: BackingKind, is_huge: bool) -> (Arc<FakeHost>, GiveBack) {
-        let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
-        let backing = BackingConfig::new(kind, PageSize::Base4K).expect("valid");
-        let ram = GuestRam::map(&[range], backing).expect("two mebibytes");
-        let host = Arc::<FakeHost>::default();
-        host.make_present(ram.base(), mib(2), is_huge);
-        (host.clone(), GiveBack::new(host, ram).expect("it has no owner"))
-    }
-
-    fn gpa(page: u64) -> Gpa {
-        Gpa::new(0) + kib(4) * page
-    }
-
-    #[test]
-    fn pages_that_could_not_be_released_go_at_the_next_check() {
-        let (host, give_back) = guest(BackingKind::Anon, false);
-        host.fail_advice(Advice::NoHugePage, libc::ENOMEM, 1);
-        give_back.inflate((0..10).map(gpa));
-        let counters = || give_back.ram().given_back().counters();
-        assert_eq!((counters().failed, counters().released, counters().kept_now), (1, 0, 10));
-        assert_eq!(give_back.look_again(FIRST, 64), None);
-        assert_eq!((counters().failed, counters().released, counters().kept_now), (1, 10, 0));
-    }
-
-    #[test]
-    fn a_kept_page_is_counted_once_and_no_shortage_looks_at_memory_that_cannot_be_split() {
-        for kind in [BackingKind::Anon, BackingKind::Memfd] {
-            let (host, give_back) = guest(kind, true);
-            host.cold_does_nothing(true);
-            (0..100).for_each(|page| give_back.inflate([gpa(page)]));
-            give_back.ram().given_back().set_short(true);
-            let before = host.calls();
-            (0..10).for_each(|_| assert_eq!(give_back.look_again(FIRST, 64), None));
-            let counters = give_back.ram().given_back().counters();
-            assert_eq!((counters.kept, counters.kept_now, counters.released), (100, 100, 0), "{kind:?}");
-            assert_eq!(host.calls() > before, kind == BackingKind::Anon, "{kind:?}");
-        }
     }
 }

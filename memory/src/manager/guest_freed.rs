@@ -55,10 +55,6 @@ impl VmState {
                     book.settle(window, present);
                 }
             }
-            // Pages of the pool are never released.
-            if !rows.backing[row].is_large() && ram.backing().fixed_page().is_none() {
-                book.no_longer_large(window);
-            }
             rows.given_back[row] = book.count(window);
         }
     }
