@@ -111,6 +111,16 @@ impl Default for RestoreReport {
 }
 
 impl RestoreReport {
+    /// Number of windows on one huge page, as they were filled or by a collapse afterwards.
+    pub fn huge_now(&self) -> u64 {
+        self.huge + self.collapsed
+    }
+
+    /// Number of windows that were to be huge and are not.
+    pub fn not_huge_now(&self) -> u64 {
+        self.not_huge.saturating_sub(self.collapsed)
+    }
+
     /// Every non-zero counter, by its name.
     pub fn by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counters = [
