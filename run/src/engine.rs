@@ -215,9 +215,8 @@ impl<'a> Prepared<'a> {
         if let (Some(incoming), Some(plan)) = (&incoming, &mut plan) {
             let SavedRun { session, accesses, machine, .. } =
                 incoming.receive(&ram, &*host, &spec.policy, interrupts)?;
-            // The source has given them up with the machine's state. The sandbox does not take them.
-            watched.locks().take().map_err(|error| Failure::Input(format!("cannot receive the VM: {error}")))?;
-            incoming.has_disks();
+            // The sandbox takes no locks.
+            incoming.take_disks(watched.locks())?;
             plan.arrived(machine, watched.locks().clone());
             (said, accesses_before) = (Some(session), accesses.before());
         }

@@ -375,11 +375,11 @@ pub fn forward(mut from: &UnixStream, mut to: &UnixStream, mut passes: impl FnMu
         from.read_exact(&mut message)?;
         let field = |index: usize| u32::from_le_bytes(message[index..index + 4].try_into().unwrap());
         let (kind, bytes) = (field(0), field(8));
+        message.resize(16 + bytes as usize, 0);
+        from.read_exact(&mut message[16..])?;
         if !passes(kind) {
             return Ok(());
         }
-        message.resize(16 + bytes as usize, 0);
-        from.read_exact(&mut message[16..])?;
     }
 }
 

@@ -3,7 +3,9 @@
 //! into a failure).
 
 use std::fs::File;
+use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -12,7 +14,8 @@ use wideleaf_testing::scratch::{Running, Scratch};
 use wideleaf_vmm::devices::virtio::block::{DiskError, DiskImage, DiskOptions};
 
 use crate::migration::{
-    GO, MACHINE, PAGES, READY, RUNNING, end, fails_at, has_lost_nothing, migrate, report, started, status, target_with,
+    GO, MACHINE, PAGES, READY, RUNNING, end, fails_at, forward, has_lost_nothing, migrate, report, started, status,
+    target_with,
 };
 use crate::program::new_scratch;
 
@@ -121,6 +124,37 @@ fn a_connection_that_is_lost_before_go_leaves_the_disk_to_the_source() {
         assert!(code == Some(4) && why.contains("it does not run here"), "{cut}: {code:?}: {why}");
         goes_on(&scratch, source);
     }
+}
+
+#[test]
+fn a_source_that_has_its_disk_again_keeps_it_and_the_target_says_that_the_vm_does_not_run_there() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (running, waiting) = (source(&scratch), target(&scratch));
+    let (listener, to) = (UnixListener::bind(scratch.path("late.sock")).unwrap(), scratch.path("move.sock"));
+    let client = migrate(&scratch, "unix:late.sock", &[]);
+    let (source, target) = (listener.accept().unwrap().0, UnixStream::connect(to).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| forward(&target, &source, |_| true));
+        let _ended = forward(&source, &target, |kind| {
+            if kind == MACHINE {
+                // The source sees its connection end, and the target has yet to read this.
+                source.shutdown(Shutdown::Write).unwrap();
+                while holder(&scratch) != Some(running.0.id()) {
+                    std::thread::yield_now();
+                }
+            }
+            true
+        });
+    });
+    let (code, _, why) = end(client);
+    assert!(code == Some(4) && why.contains("the connection ended"), "{code:?}: {why}");
+    let (code, why) = waiting.end();
+    let said = why.contains("cannot lock disk disk.img: another process") && why.contains("; it does not run here");
+    assert!(code == Some(4) && said, "{code:?}: {why}");
+    goes_on(&scratch, running);
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! state as that of a snapshot. The source chooses no file of this host: devices are those of the target's own options.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use wideleaf_control::vm::SavingView;
 use wideleaf_memory::restore::{OnFailure, Restorer};
 use wideleaf_memory::{GuestRam, Host};
 use wideleaf_policies::{PolicyChoice, WindowIndex};
+use wideleaf_vmm::devices::virtio::block::DiskLocks;
 
 use super::address::{Address, Ends};
 use super::completing::Completing;
@@ -142,10 +144,15 @@ impl Incoming {
         parse(&content, &|why| Failure::Input(format!("cannot receive the VM from {}: {why}", self.from)))
     }
 
-    /// Notes that the disks of the VM are locked here.
-    pub fn has_disks(&self) {
+    /// Locks the disks of the VM here: the source has given them up with the machine's state.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] for a disk that is locked elsewhere: by the source again if it called the migration off.
+    pub fn take_disks(&self, disks: &DiskLocks) -> Result<(), Failure> {
+        disks.take().map_err(|error| failure_at_host(&self.from, &error))?;
         let link = &mut *self.lock();
         link.turn = link.turn.after(AtTarget::Locked);
+        Ok(())
     }
 
     /// Whether missing pages could come later, if the source says so.
@@ -391,12 +398,19 @@ fn name(named: &mut BTreeSet<WindowIndex>, heads: Vec<PagesHead>) -> Result<Vec<
 }
 
 fn failure(from: &str, lost: &Lost) -> Failure {
-    let text = format!("cannot receive the VM from {from}: {lost}; it does not run here");
     match lost {
         Lost::Cancelled => Failure::Interrupted,
-        Lost::Malformed(_) => Failure::Input(text),
-        _ => Failure::Host(text),
+        Lost::Malformed(_) => Failure::Input(failure_text(from, lost)),
+        _ => failure_at_host(from, lost),
     }
+}
+
+fn failure_at_host(from: &str, why: &dyn Display) -> Failure {
+    Failure::Host(failure_text(from, why))
+}
+
+fn failure_text(from: &str, why: &dyn Display) -> String {
+    format!("cannot receive the VM from {from}: {why}; it does not run here")
 }
 
 #[cfg(test)]
