@@ -29,7 +29,12 @@ fn source(scratch: &Scratch) -> Running {
 fn source_with(scratch: &Scratch, more: &[&str]) -> Running {
     File::create(scratch.path("disk.img")).unwrap().set_len(8 << 20).unwrap();
     let what = ["disk", "--vcpus=2", "--memory=128M", "--cmdline=bytes=2M passes=300", DISK[0]];
-    started(scratch, &[&what[..], more].concat())
+    let run = started(scratch, &[&what[..], more].concat());
+    // Before that its disk could move without a driver, and the source's report would say so.
+    while status(scratch)["virtio"][0]["driver"] != "ready" {
+        std::thread::yield_now();
+    }
+    run
 }
 
 fn target(scratch: &Scratch) -> Running {
