@@ -162,8 +162,8 @@ fn request(question: &Question) -> Result<VmRequest, Failure> {
     Ok(match question {
         Question::Pause => VmRequest::Pause,
         Question::Resume => VmRequest::Resume,
-        Question::Stop { how: StopArg::Ask } => VmRequest::Stop { how: StopHow::Ask },
-        Question::Stop { how: StopArg::Kill } => VmRequest::Stop { how: StopHow::Kill },
+        Question::Stop { how: StopArg::Ask } => VmRequest::Stop { how: StopHow::Ask, if_paused: false },
+        Question::Stop { how: StopArg::Kill } => VmRequest::Stop { how: StopHow::Kill, if_paused: false },
         Question::Reset => VmRequest::Reset,
         Question::Status => VmRequest::Status,
         Question::Statistics => VmRequest::Statistics,

@@ -39,7 +39,7 @@ use crate::failure::Failure;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
 use crate::live_report;
-use crate::migration::{Incoming, Offer};
+use crate::migration::{Incoming, Offer, check_rate};
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::save_thread::{SaveJob, SaveTo, SavingThread};
@@ -215,12 +215,12 @@ impl ControlledVm {
             VmRequest::Hello => VmAnswer::Hello(self.hello()),
             VmRequest::Pause => self.pause().map(|()| self.changed())?,
             VmRequest::Resume => self.resume().map(|()| self.changed())?,
-            VmRequest::Stop { how: StopHow::Kill } => {
+            VmRequest::Stop { how: StopHow::Kill, if_paused } => {
                 self.check_not_needed()?;
-                self.kill();
+                self.kill(if_paused)?;
                 self.changed()
             }
-            VmRequest::Stop { how: StopHow::Ask } => self.ask().map(|()| self.changed())?,
+            VmRequest::Stop { how: StopHow::Ask, .. } => self.ask().map(|()| self.changed())?,
             VmRequest::Reset => self.reset().map(|()| self.changed())?,
             VmRequest::Status => self.changed(),
             VmRequest::Statistics => VmAnswer::Statistics(Box::new(self.statistics()?)),
@@ -241,6 +241,7 @@ impl ControlledVm {
             }
             VmRequest::Migrate { to, pause_ms_max, bytes_per_second_max, post_copy } => {
                 self.check_not_paused()?;
+                check_rate(bytes_per_second_max)?;
                 let pause_max = Duration::from_millis(pause_ms_max);
                 let (address, bytes_per_second) = (clean(&to), bytes_per_second_max);
                 return Ok(Answered::Saving(SaveTo::Run { address, pause_max, bytes_per_second, post_copy }));
@@ -294,9 +295,18 @@ impl ControlledVm {
     }
 
     /// Stops the VM, and waits for its end; [`ControlledVm::status`] tells whether it has ended.
-    fn kill(&self) {
-        self.control.stop(GuestExit::Stopped);
+    fn kill(&self, if_paused: bool) -> Result<(), String> {
+        if !if_paused {
+            self.control.stop(GuestExit::Stopped);
+        } else if !self.run.pause.stop_held() {
+            return Err(
+                "cannot stop the VM: it is not paused any more, so it may have worked on; look at it, and stop \
+                        it with `stop --how kill`"
+                    .to_owned(),
+            );
+        }
         self.control.wait(Some(STOP_WAIT_MAX));
+        Ok(())
     }
 
     /// Presses the power button. The guest's reaction shows in its end.

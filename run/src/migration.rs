@@ -65,6 +65,7 @@ mod wire;
 
 pub use address::{Address, AddressError, Ends};
 pub(crate) use offer::Offer;
+pub use source::check_rate;
 pub use target::Incoming;
 
 /// Time without a byte after which the other side counts as gone while pages are missing: longer than a switch or a

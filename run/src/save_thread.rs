@@ -23,7 +23,7 @@ use wideleaf_vmm::kvm::KvmSecondLevel;
 use crate::migration::recovering::{self, Recovered, Rejoining};
 use crate::migration::source::{self, Departing, End};
 use crate::snapshot::parts::{SavedParts, Shared, UnderWay};
-use crate::snapshot::saving::{HowToPause, NewFiles, save};
+use crate::snapshot::saving::{HowToPause, NewFiles, StaysPaused, save};
 
 /// A client's request to save.
 pub struct SaveJob {
@@ -221,10 +221,15 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
         *shared.under_way.lock() = Some(to.work());
         shared.uncancel();
         shared.set_replaced(false);
+        let mut stays = None;
         let answer = match to {
             SaveTo::Files { pause_max, stays_paused, base } => {
                 let how = HowToPause { at_most: pause_max, stays: stays_paused };
-                NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared)).map(VmAnswer::Saved)
+                let saved = NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared));
+                saved.map(|saved| {
+                    stays = saved.stays;
+                    VmAnswer::Saved(saved.view)
+                })
             }
             SaveTo::Run { address, pause_max, bytes_per_second, post_copy } => {
                 let limits = SaveLimits { bytes_per_second, ..SaveLimits::default() };
@@ -239,6 +244,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
             Err(why) => Reply::Error(why),
         };
         replies.send(connection, &reply, false);
+        stays.into_iter().for_each(|stays: StaysPaused| stays.wait(&parts.pause, shared));
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use wideleaf_memory::second_level::SecondLevelError;
+use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::machine::Machine;
 use wideleaf_vmm::run_loop::RunControl;
@@ -16,7 +17,18 @@ pub struct UsersPause {
     disks: DiskLocks,
     /// Makes the devices look at their rings.
     look: Box<dyn Fn() + Send + Sync>,
-    is_held: Mutex<bool>,
+    held: Mutex<Held>,
+}
+
+/// Number of a pause, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PauseNumber(u64);
+
+#[derive(Default)]
+struct Held {
+    now: Option<PauseNumber>,
+    /// Number of pauses so far.
+    pauses: u64,
 }
 
 impl std::fmt::Debug for UsersPause {
@@ -29,26 +41,27 @@ impl UsersPause {
     /// A VM that runs.
     pub fn new(machine: &Machine, disks: DiskLocks) -> UsersPause {
         let look = Box::new(machine.looks());
-        UsersPause { control: machine.control(), disks, look, is_held: Mutex::new(false) }
+        UsersPause { control: machine.control(), disks, look, held: Mutex::default() }
     }
 
     /// Whether the VM is paused for its users.
     pub fn is_held(&self) -> bool {
-        *self.lock()
+        self.lock().now.is_some()
     }
 
-    /// Pauses the VM, if it is not paused for its users already. Returns whether this pause is the caller's.
+    /// Pauses the VM, if it is not paused for its users already; returns the number of a pause that is the caller's.
     ///
     /// # Errors
     /// [`SecondLevelError`] of a vCPU that does not leave the guest.
-    pub fn hold(&self) -> Result<bool, SecondLevelError> {
-        let mut is_held = self.lock();
-        if *is_held {
-            return Ok(false);
+    pub fn hold(&self) -> Result<Option<PauseNumber>, SecondLevelError> {
+        let mut held = self.lock();
+        if held.now.is_some() {
+            return Ok(None);
         }
         self.control.pause()?;
-        *is_held = true;
-        Ok(true)
+        held.pauses += 1;
+        held.now = Some(PauseNumber(held.pauses));
+        Ok(held.now)
     }
 
     /// Leaves what the guest asks of its disks in the rings, until the end of the pause or [`UsersPause::use_disks`].
@@ -67,16 +80,37 @@ impl UsersPause {
     /// # Errors
     /// [`SecondLevelError`] where nothing was paused.
     pub fn end(&self) -> Result<(), SecondLevelError> {
-        let mut is_held = self.lock();
-        if *is_held {
+        self.end_if(|_| true)
+    }
+
+    /// Ends the pause with this number, unless that has ended, or the VM ends.
+    ///
+    /// # Errors
+    /// Those of [`UsersPause::end`].
+    pub fn end_of(&self, number: PauseNumber) -> Result<(), SecondLevelError> {
+        self.end_if(|now| now == number && !self.control.is_stopping())
+    }
+
+    /// Ends the VM if it is paused for its users, so that its disks stay as they are. Returns whether it is.
+    pub fn stop_held(&self) -> bool {
+        let held = self.lock();
+        if held.now.is_some() {
+            self.control.stop(GuestExit::Stopped);
+        }
+        held.now.is_some()
+    }
+
+    fn end_if(&self, ends: impl FnOnce(PauseNumber) -> bool) -> Result<(), SecondLevelError> {
+        let mut held = self.lock();
+        if held.now.is_some_and(ends) {
             self.control.resume()?;
-            *is_held = false;
+            held.now = None;
             self.use_disks();
         }
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_held.lock()
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock()
     }
 }

@@ -19,7 +19,7 @@ use wideleaf_control::vm::{PostCopyFrom, VmAnswer, VmRequest};
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
-use wideleaf_run::migration::Address;
+use wideleaf_run::migration::{Address, check_rate};
 
 use crate::options::{FormatArg, parse_duration, parse_some_bytes};
 use crate::report::moved::migrated;
@@ -70,16 +70,18 @@ fn parse_when(text: &str) -> Result<PostCopyFrom, String> {
 /// [`Failure`] in one line; the VM then goes on here, or says that it waits for the operator.
 pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), Failure> {
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?.also_at_hangup()?;
+    let bytes_per_second_max = args.bytes_per_second.and_then(|bytes| NonZeroU64::new(bytes.get()));
+    check_rate(bytes_per_second_max).map_err(Failure::Usage)?;
     let shown = Shown::open(&args.to, format)?;
     let ends = args.to.connect(&format!("start `wideleaf run --incoming {}` there first", args.to))?;
     let request = VmRequest::Migrate {
         to: args.to.to_string(),
         pause_ms_max: args.pause.as_millis() as u64,
-        bytes_per_second_max: args.bytes_per_second.and_then(|bytes| NonZeroU64::new(bytes.get())),
+        bytes_per_second_max,
         post_copy: args.postcopy,
     };
     let passed = [ends.reader.as_fd(), ends.writer.as_fd()];
-    match ask_for_long(socket, request, [&passed, &[]], "migrating", &interrupts)? {
+    match ask_for_long(socket, request, [&passed, &[]], "migrating", &interrupts)?.0 {
         VmAnswer::Migrated(moved) => shown.show(&moved, migrated(&moved)),
         _ => Err(other_answer(socket)),
     }

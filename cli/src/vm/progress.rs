@@ -1,5 +1,6 @@
 //! A request that takes a VM long: its progress on a terminal, and Ctrl-C, which cancels it.
 
+use std::io::PipeWriter;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -21,8 +22,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Form of the bar: bytes of one pass over RAM.
 const BAR: &str = "{prefix} [{wide_bar}] {bytes}/{total_bytes}";
 
+/// Writing end of the pipe that ends a request when it is closed; `None` after a signal.
+pub(super) type CancelPipe = Option<PipeWriter>;
+
 /// Asks with open files, and shows the progress until the answer. Between the first files and the others, the VM gets
-/// the reading end of a pipe that is closed at a signal: it cancels then, and says so.
+/// the reading end of a pipe that is closed at a signal: it cancels then, and says so. Returns the other end too.
 ///
 /// # Errors
 /// [`Failure`] in one line, also after a signal.
@@ -32,7 +36,7 @@ pub(super) fn ask_for_long(
     [first, others]: [&[BorrowedFd<'_>]; 2],
     what: &str,
     interrupts: &Interrupts,
-) -> Result<VmAnswer, Failure> {
+) -> Result<(VmAnswer, CancelPipe), Failure> {
     let (cancelled, cancel) = std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
     let passed = [first, &[cancelled.as_fd()], others].concat();
     let mut cancel = Some(cancel);
@@ -59,10 +63,9 @@ pub(super) fn ask_for_long(
         }
     });
     bar.finish_and_clear();
-    drop(cancel);
     // A request that was past cancelling has its answer.
     match answer {
-        Ok(answer) => Ok(answer),
+        Ok(answer) => Ok((answer, cancel)),
         // What the VM says is about this host, not about the arguments.
         Err(error) => interrupts.check().and(Err(Failure::Host(error.to_string()))),
     }

@@ -46,7 +46,7 @@ pub fn main(socket: &Path, args: &RecoverArgs, format: FormatArg) -> Result<(), 
     let (ends, with) = meet(args, &interrupts)?;
     let request = VmRequest::Recover { with, is_target: args.incoming };
     let passed = [ends.reader.as_fd(), ends.writer.as_fd()];
-    match ask_for_long(socket, request, [&passed, &[]], "recovering", &interrupts)? {
+    match ask_for_long(socket, request, [&passed, &[]], "recovering", &interrupts)?.0 {
         VmAnswer::Migrated(moved) => shown.show(&moved, migrated(&moved)),
         VmAnswer::Recovered(view) => shown.show(&view, recovered(&view)),
         _ => Err(other_answer(socket)),

@@ -22,7 +22,7 @@ use wideleaf_snapshot::{Caching, Files, Finished, NewFiles, Writing};
 
 use crate::options::{FormatArg, parse_duration};
 use crate::output::{Output, say};
-use crate::vm::progress::{ask_for_long, other_answer};
+use crate::vm::progress::{CancelPipe, ask_for_long, other_answer};
 
 /// Arguments of `wideleaf vm SOCKET snapshot`.
 #[derive(Args, Debug)]
@@ -81,14 +81,15 @@ pub fn save_vm(socket: &Path, args: &SnapshotArgs, interrupts: &Interrupts) -> R
     };
     let request =
         VmRequest::Snapshot { pause_ms_max: args.pause.as_millis() as u64, stays_paused: args.stop, base: view };
-    let saved = save(socket, request, &files, base.as_ref(), interrupts)?;
+    // The VM goes on when the pipe is closed, unless it was stopped or resumed before.
+    let (saved, _pipe) = save(socket, request, &files, base.as_ref(), interrupts)?;
     if args.stop {
         // The VM stays paused until this is over, however long the disk takes: an interrupt comes too late.
         interrupts.stand_down();
     }
     let finished = writing.finish().map_err(|error| Failure::Output(error.to_string()));
     let next = match &finished {
-        Ok(_) => Some(VmRequest::Stop { how: StopHow::Kill }),
+        Ok(_) => Some(VmRequest::Stop { how: StopHow::Kill, if_paused: true }),
         // Without a snapshot the guest goes on, if it did before.
         Err(_) => (!saved.was_paused).then_some(VmRequest::Resume),
     };
@@ -97,7 +98,8 @@ pub fn save_vm(socket: &Path, args: &SnapshotArgs, interrupts: &Interrupts) -> R
         say(format_args!("wideleaf: the VM is still paused: {error}"));
     }
     let Finished { not_removed, .. } = finished?;
-    done.transpose()?;
+    done.transpose()
+        .map_err(|error| Failure::Host(format!("the snapshot in {} is complete; {error}", args.folder.display())))?;
     if let Some((folder, error)) = not_removed {
         say(format_args!("wideleaf: cannot remove the older snapshot in {}: {error}; remove it", folder.display()));
     }
@@ -119,7 +121,7 @@ fn save(
     files: &NewFiles,
     base: Option<&Files>,
     interrupts: &Interrupts,
-) -> Result<SavedView, Failure> {
+) -> Result<(SavedView, CancelPipe), Failure> {
     let NewFiles { machine, windows, memory } = files;
     let mut of_base: Vec<BorrowedFd<'_>> = vec![];
     if let Some(base) = base {
@@ -128,7 +130,7 @@ fn save(
     }
     let passed = [memory.as_fd(), windows.as_fd(), machine.as_fd()];
     match ask_for_long(socket, request, [&passed, &of_base], "saving", interrupts)? {
-        VmAnswer::Saved(saved) => Ok(saved),
+        (VmAnswer::Saved(saved), pipe) => Ok((saved, pipe)),
         _ => Err(other_answer(socket)),
     }
 }

@@ -22,18 +22,19 @@ pub const GO: u32 = 4;
 pub const READY: u32 = 17;
 pub const RUNNING: u32 = 18;
 
-/// Two vCPUs that work for some seconds, whatever happens to them.
+/// Two vCPUs that work for some seconds, whatever happens to them. On a fast processor that is over a thousand passes a
+/// second.
 fn source(scratch: &Scratch) -> Running {
-    source_of(scratch, 1200)
+    source_of(scratch, 4)
 }
 
 /// The same for a migration that sends a window in two seconds.
 fn long_source(scratch: &Scratch) -> Running {
-    source_of(scratch, 2400)
+    source_of(scratch, 12)
 }
 
-fn source_of(scratch: &Scratch, passes: u32) -> Running {
-    let cmdline = format!("--cmdline=bytes=8M passes={passes}");
+fn source_of(scratch: &Scratch, seconds: u32) -> Running {
+    let cmdline = format!("--cmdline=bytes=8M seconds={seconds}");
     started(scratch, &["pattern", "--vcpus=2", "--memory=128M", &cmdline])
 }
 
@@ -236,7 +237,7 @@ fn what_would_wait_for_a_migration_or_be_lost_by_it_is_refused_meanwhile() {
         return;
     }
     let scratch = new_scratch();
-    let what = ["pattern", "--memory=128M", "--cmdline=bytes=8M passes=2400", "--on-reset=restart"];
+    let what = ["pattern", "--memory=128M", "--cmdline=bytes=8M seconds=12", "--on-reset=restart"];
     let source = started(&scratch, &what);
     let (target, place) = target(&scratch, "unix:move.sock");
     let client = migrate(&scratch, &place, &SLOW);
@@ -262,7 +263,7 @@ fn a_guest_moves_while_its_guarantee_asks_for_another_policy() {
     }
     let scratch = new_scratch();
     // It is below its guarantee: after three seconds another policy is due, while the manager rests.
-    let what = ["pattern", "--memory=128M", "--cmdline=bytes=8M passes=4000", "--guarantee=bestEffort:99%"];
+    let what = ["pattern", "--memory=128M", "--cmdline=bytes=8M seconds=8", "--guarantee=bestEffort:99%"];
     let source = started_under(&scratch, "thp", &what);
     let (target, place) = target(&scratch, "unix:move.sock");
     let (code, _, said) = end(migrate(&scratch, &place, &["--bytes-per-second=2M"]));
@@ -296,6 +297,45 @@ fn the_target_ends_if_the_source_is_killed() {
     assert_eq!(end(client).0, Some(4));
     let (code, why) = target.end();
     assert!(code == Some(4) && why.contains("it does not run here"), "{code:?}: {why}");
+}
+
+#[test]
+fn a_limit_that_the_target_would_take_for_a_loss_is_refused() {
+    let scratch = new_scratch();
+    let words = ["vm", "vm.sock", "migrate", "unix:move.sock", "--bytes-per-second=32K"];
+    scratch.refuses(&words, 2, &["cannot migrate with 32768 bytes per second", "allow at least 64 KiB"]);
+}
+
+#[test]
+fn a_target_that_ends_before_go_has_left_leaves_the_guest_to_the_source() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    let (target, _) = target(&scratch, "unix:move.sock");
+    let (listener, to) = (UnixListener::bind(scratch.path("deaf.sock")).unwrap(), scratch.path("move.sock"));
+    let client = migrate(&scratch, "unix:deaf.sock", &[]);
+    let (near, far) = (listener.accept().unwrap().0, UnixStream::connect(to).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ended = forward(&far, &near, |kind| {
+                if kind == READY {
+                    // The source can hear this, and say nothing more.
+                    near.shutdown(std::net::Shutdown::Read).unwrap();
+                }
+                true
+            });
+        });
+        let _ended = forward(&near, &far, |_| true);
+        far.shutdown(std::net::Shutdown::Both).unwrap();
+    });
+    drop(near);
+    let (code, _, why) = end(client);
+    assert!(code == Some(4) && why.contains("the connection ended"), "{code:?}: {why}");
+    let (code, why) = target.end();
+    assert!(code == Some(4) && why.contains("it does not run here"), "{code:?}: {why}");
+    goes_on(&scratch, source);
 }
 
 #[test]

@@ -3,12 +3,15 @@
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 
 use std::fs::{self, File};
+use std::io::PipeWriter;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt as _, symlink};
 
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use serde_json::Value;
+use wideleaf_control::vm::{StopHow, VM_FILES_TIMEOUT, VmAnswer, VmRequest, ask, ask_with_files};
 use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
@@ -193,6 +196,57 @@ fn a_vm_that_was_paused_stays_so_after_a_save_with_a_stop_that_fails_at_its_end(
     assert!(code.is_some_and(|code| code != 0) && why.contains("saved"), "{code:?}: {why}");
     assert_eq!(status(&scratch)["state"], "paused");
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(run.end(), (Some(0), String::new()));
+}
+
+/// Saves the VM so that it stays paused. Returns the writing end of the client's pipe.
+fn save_and_pause(scratch: &Scratch) -> PipeWriter {
+    let request = VmRequest::Snapshot { pause_ms_max: 60_000, stays_paused: true, base: None };
+    let (cancelled, cancel) = std::io::pipe().unwrap();
+    let create = |name: &str| File::options().read(true).write(true).create_new(true).open(scratch.path(name)).unwrap();
+    let files = ["memory", "windows", "machine.json"].map(create);
+    let passed: Vec<_> = files.iter().map(AsFd::as_fd).chain([cancelled.as_fd()]).collect();
+    let answer = ask_with_files(&scratch.path("vm.sock"), request, &passed, VM_FILES_TIMEOUT).unwrap();
+    let VmAnswer::Saved(saved) = answer else { panic!("{answer:?}") };
+    assert!(!saved.was_paused);
+    cancel
+}
+
+#[test]
+fn a_vm_that_stays_paused_for_a_client_goes_on_when_the_client_has_gone() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &ENDLESS);
+    let client = save_and_pause(&scratch);
+    assert_eq!(status(&scratch)["state"], "paused");
+    drop(client);
+    while status(&scratch)["state"] != "running" {
+        std::thread::yield_now();
+    }
+    save(&scratch, &["saved", "--stop"]).expect("nothing is under way any more");
+    assert_eq!(run.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn a_vm_that_was_resumed_since_it_was_saved_is_not_stopped_for_the_snapshot() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &ENDLESS);
+    let client = save_and_pause(&scratch);
+    scratch.wideleaf(&["vm", "vm.sock", "resume"]).assert().success();
+    let stop = || ask(&scratch.path("vm.sock"), VmRequest::Stop { how: StopHow::Kill, if_paused: true });
+    let why = stop().expect_err("it works on").to_string();
+    assert!(why.contains("cannot stop the VM: it is not paused any more"), "{why}");
+    // A pause of another client is not ended by the end of this one.
+    scratch.wideleaf(&["vm", "vm.sock", "pause"]).assert().success();
+    drop(client);
+    while save(&scratch, &["saved"]).is_none() {}
+    assert_eq!(status(&scratch)["state"], "paused");
+    assert!(stop().is_ok());
     assert_eq!(run.end(), (Some(0), String::new()));
 }
 

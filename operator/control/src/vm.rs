@@ -43,6 +43,9 @@ pub enum VmRequest {
     Stop {
         /// Way of ending it.
         how: StopHow,
+        /// Whether to refuse a kill of a VM that is not paused: it may have worked on since it was saved.
+        #[serde(default, skip_serializing_if = "is_false")]
+        if_paused: bool,
     },
     /// Resets the machine, which boots again. Answer: [`VmAnswer::Status`], when that has begun. Only where
     /// [`VmHello::capabilities`] has `reset`.
@@ -76,7 +79,8 @@ pub enum VmRequest {
     Snapshot {
         /// Longest pause of the guest, in milliseconds.
         pause_ms_max: u64,
-        /// Whether the VM stays paused at the instant that is saved, for a client that then stops or resumes it.
+        /// Whether the VM stays paused at the instant that is saved, for a client that then stops or resumes it. If the
+        /// client closes the pipe before, as its end does, the VM goes on.
         #[serde(default, skip_serializing_if = "is_false")]
         stays_paused: bool,
         /// Snapshot of which only the changes are saved.

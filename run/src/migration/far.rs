@@ -436,11 +436,11 @@ impl FarRam {
             if inbox.has_go {
                 return Ok(());
             }
-            if inbox.lost.is_some() {
-                return Err(Lost::Closed);
-            }
             if !(limit.keep_on)() {
                 return Err(Lost::Cancelled);
+            }
+            if let Some(why) = &inbox.lost {
+                return Err(Lost::Before(why.clone()));
             }
             if began.elapsed() > limit.silence {
                 return Err(Lost::Silent(limit.silence));

@@ -9,7 +9,7 @@
 //!    locked  │          ▼           │ ready came                                                 loss       │ go came
 //!    again   └──── TakingBack       ▼                                                                       ▼
 //!                   │   ▲       Committed ── running came ─▶ Left                                          Runs
-//!    no lock        │   └──────────┤  the target says that its guest has never run
+//!    no lock        │   └──────────┤  the target says that its guest has never run, or no byte of `go` has left
 //!                   ▼              ▼ loss
 //!                  InDoubt ◀───────┘   an operator resumes it, and the disks are locked again ─▶ Kept
 //! ```
@@ -29,8 +29,8 @@
 //! it touches what is missing. The same connection ends the source's doubt between `go` and `running`.
 //!
 //! The source is [`Source::Committed`] from before the first byte of `go` leaves it: whether that byte arrives is then
-//! unknown. It never resumes its guest by itself from there, except when the target says that its guest has never run
-//! and never will. An operator ends the doubt, after a look at the target.
+//! unknown. It never resumes its guest by itself from there, except when no byte of `go` has left, or the target says
+//! that its guest has never run and never will. An operator ends the doubt, after a look at the target.
 
 /// State of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +78,8 @@ pub enum AtSource {
     Rejoined,
     /// The target says that its guest has never run, and has ended.
     NeverRan,
+    /// The connection is lost, and no byte of `go` has left.
+    NoGo,
     /// The connection is lost, a time limit is over, or the migration is cancelled.
     Lost,
 }
@@ -105,7 +107,7 @@ impl Source {
             (Source::Committed, AtSource::RunningPartly) => Source::Serving,
             (Source::Serving, AtSource::Complete) => Source::Left,
             (Source::Broken | Source::InDoubt, AtSource::Rejoined) => Source::Serving,
-            (Source::Committed, AtSource::NeverRan) => Source::TakingBack,
+            (Source::Committed, AtSource::NeverRan | AtSource::NoGo) => Source::TakingBack,
             (Source::TakingBack | Source::InDoubt | Source::Broken, AtSource::TakenBack) => Source::Kept,
             (Source::Serving, _) => Source::Broken,
             (Source::Sending, _) => Source::Kept,
@@ -400,7 +402,7 @@ mod tests {
         let sent = Source::Sending.after(AtSource::GivingUp).after(AtSource::AllSent);
         let serving = sent.after(AtSource::Ready).after(AtSource::RunningPartly);
         assert_eq!((serving, serving.guest()), (Source::Serving, Guest::Waits));
-        for event in [AtSource::NeverRan, AtSource::Running, AtSource::Ready, AtSource::Lost] {
+        for event in [AtSource::NeverRan, AtSource::NoGo, AtSource::Running, AtSource::Ready, AtSource::Lost] {
             assert_eq!(serving.after(event), Source::Broken, "{event:?}");
         }
         let broken = serving.after(AtSource::Lost);
@@ -410,14 +412,16 @@ mod tests {
     }
 
     #[test]
-    fn the_source_resumes_after_go_only_when_the_target_says_that_its_guest_never_ran() {
+    fn the_source_resumes_after_go_only_when_none_of_it_left_or_the_target_says_that_its_guest_never_ran() {
         let sent = Source::Sending.after(AtSource::GivingUp).after(AtSource::AllSent);
         let committed = sent.after(AtSource::Ready);
         for event in [AtSource::AllSent, AtSource::Ready, AtSource::Lost, AtSource::TakenBack] {
             assert_eq!(committed.after(event), Source::InDoubt, "{event:?}");
         }
-        assert_eq!(committed.after(AtSource::NeverRan).after(AtSource::TakenBack).guest(), Guest::Here);
-        assert_eq!(committed.after(AtSource::NeverRan).after(AtSource::Lost).guest(), Guest::Waits);
+        for event in [AtSource::NeverRan, AtSource::NoGo] {
+            assert_eq!(committed.after(event).after(AtSource::TakenBack).guest(), Guest::Here, "{event:?}");
+            assert_eq!(committed.after(event).after(AtSource::Lost).guest(), Guest::Waits, "{event:?}");
+        }
         for event in [AtSource::Ready, AtSource::Running, AtSource::NeverRan, AtSource::Lost] {
             assert_eq!(Source::Left.after(event).guest(), Guest::Ended, "{event:?}");
             assert_eq!(Source::InDoubt.after(event).guest(), Guest::Waits, "{event:?}");

@@ -42,6 +42,9 @@ pub enum Lost {
     /// The target's own reason.
     #[error("the target says: {0}")]
     Refused(String),
+    /// It was lost before, for this reason.
+    #[error("{0}")]
+    Before(String),
 }
 
 /// Limits of a wait.
@@ -95,12 +98,14 @@ pub struct Sender {
     writer: File,
     next: u32,
     sent: u64,
+    /// Whether only a part of the last message has left: the other side would read another message as its rest.
+    is_cut: bool,
 }
 
 impl Sender {
     /// Over this descriptor.
     pub fn new(writer: OwnedFd) -> Sender {
-        Sender { writer: File::from(writer), next: 0, sent: 0 }
+        Sender { writer: File::from(writer), next: 0, sent: 0, is_cut: false }
     }
 
     /// Sends the first bytes.
@@ -114,7 +119,7 @@ impl Sender {
     /// Sends a message with these parts as content.
     ///
     /// # Errors
-    /// [`Lost`]; an unknown part of the message has then left.
+    /// [`Lost`]; an unknown part of the message has then left, [`Sender::sent`] says whether that is none.
     pub fn send(&mut self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
         self.send_checked(kind, frames::checksum(kind, parts), parts, limit)
     }
@@ -140,7 +145,17 @@ impl Sender {
         self.sent
     }
 
-    fn write(&mut self, mut slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), Lost> {
+    fn write(&mut self, slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), Lost> {
+        if self.is_cut {
+            return Err(Lost::Closed);
+        }
+        let before = self.sent;
+        let written = self.write_all(slices, limit);
+        self.is_cut = written.is_err() && self.sent != before;
+        written
+    }
+
+    fn write_all(&mut self, mut slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), Lost> {
         // A message for which there is room leaves in any case: it may be the last word.
         let mut looked = Instant::now();
         while slices.iter().any(|slice| !slice.is_empty()) {
@@ -335,7 +350,22 @@ mod tests {
         let silent = Limit { silence: Duration::from_millis(10), ..PATIENT };
         assert!(matches!(sender.send(Kind::Machine, &[&big], &silent), Err(Lost::Silent(_))), "nothing reads");
         drop((receiver, end));
+        let (mut sender, receiver, end) = pair();
+        drop((receiver, end));
         assert!(matches!(sender.send(Kind::Machine, &[&big], &PATIENT), Err(Lost::Closed)));
+        assert_eq!((sender.sent(), sender.is_cut), (0, false));
+    }
+
+    #[test]
+    fn nothing_follows_a_message_of_which_only_a_part_has_left() {
+        let (mut sender, mut receiver, _end) = pair();
+        let silent = Limit { silence: Duration::from_millis(10), ..PATIENT };
+        let cut = sender.send(Kind::Machine, &[&vec![0; 8 << 20]], &silent);
+        assert!(matches!(cut, Err(Lost::Silent(_))), "nothing reads");
+        let reader = std::thread::spawn(move || receiver.next(&mut Vec::new(), &PATIENT));
+        assert!(matches!(sender.send(Kind::Failed, &[b"it stays"], &PATIENT), Err(Lost::Closed)));
+        drop((sender, _end));
+        assert!(matches!(reader.join().expect("it does not panic"), Err(Lost::Closed)), "not a wrong content");
     }
 
     #[test]

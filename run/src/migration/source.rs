@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use wideleaf_control::vm::{MigratedView, PostCopyFrom};
 use wideleaf_memory::manager::RestAnswer;
 use wideleaf_memory::save::{BeyondBound, LastPages, LeftPages, SaveError, SaveLimits, SaveReport, Saver, page_sizes};
 use wideleaf_memory::{BackingKind, SecondLevel as _};
-use wideleaf_policies::{PageSize, WindowIndex};
+use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::devices::virtio::block::DiskError;
 
@@ -43,6 +43,25 @@ const TAKE_BACK_WAIT_MAX: Duration = Duration::from_secs(10);
 const CALL_OFF_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Interval between two attempts to lock the disks again.
 const TAKE_BACK_EVERY: Duration = Duration::from_millis(5);
+
+/// Least speed that a client may ask for, in bytes per second: a window of 2 MiB then leaves in half of the time after
+/// which the target counts this side as silent.
+const RATE_MIN: NonZeroU64 = NonZeroU64::new(64 << 10).expect("not zero");
+
+/// Checks the limit of a migration's speed.
+///
+/// # Errors
+/// One line.
+pub fn check_rate(bytes_per_second: Option<NonZeroU64>) -> Result<(), String> {
+    match bytes_per_second {
+        Some(rate) if rate < RATE_MIN => Err(format!(
+            "cannot migrate with {rate} bytes per second: the target would take the silence between two windows of 2 \
+             MiB for a loss; allow at least {}",
+            Bytes::new(RATE_MIN.get())
+        )),
+        _ => Ok(()),
+    }
+}
 
 /// A client's request to migrate.
 pub struct Departing {
@@ -304,9 +323,15 @@ impl Departure<'_> {
         // From here on nothing cancels it: the target decides.
         self.is_past_go.store(true, Ordering::Relaxed);
         let limit = Limit { silence: RUNNING_WAIT_MAX, until: None, keep_on: &|| true };
+        let before = self.wire.sent();
         let sent = self.wire.sender.lock().send(Kind::Go, &[], &limit);
-        let said = sent.and_then(|()| self.expect(Kind::Running, serving, &limit));
-        match said {
+        if let Err(lost) = sent {
+            // The target may have said why before it ended.
+            let has_left = self.wire.sent() != before;
+            *turn = turn.after(if has_left { AtSource::Lost } else { AtSource::NoGo });
+            return Err(self.reason(lost));
+        }
+        match self.expect(Kind::Running, serving, &limit) {
             Ok(()) if serving.is_some() => *turn = turn.after(AtSource::RunningPartly),
             Ok(()) => *turn = turn.after(AtSource::Running),
             Err(Lost::Refused(why)) => {

@@ -401,6 +401,8 @@ fn failure(from: &str, lost: &Lost) -> Failure {
     match lost {
         Lost::Cancelled => Failure::Interrupted,
         Lost::Malformed(_) => Failure::Input(failure_text(from, lost)),
+        // The source says why its VM stays there.
+        Lost::Refused(why) => failure_at_host(from, why),
         _ => failure_at_host(from, lost),
     }
 }

@@ -26,9 +26,12 @@ use super::parts::{SavedParts, Shared, has_gone};
 use super::saved_text;
 use crate::session::{SavedSession, Session};
 use crate::spec::RunSpec;
+use crate::users_pause::{PauseNumber, UsersPause};
 
 /// Interval between two looks at RAM that is still being restored.
 const RAM_LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Interval between two looks whether the client of a VM that stays paused has gone.
+const CLIENT_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The pause in which the last pages are saved.
 #[derive(Clone, Copy)]
@@ -87,13 +90,36 @@ type AtPause = (MachineState, SavedSession, Duration);
 ///
 /// # Errors
 /// One line; the guest goes on.
-pub(crate) fn save(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -> Result<SavedView, String> {
-    let has_paused = Cell::new(false);
-    let saved = save_whole(parts, files, how, shared, &has_paused);
-    if saved.is_err() && has_paused.get() {
-        parts.pause.end().map_err(|error| error.to_string())?;
+pub(crate) fn save(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -> Result<Saved, String> {
+    let paused = Cell::new(None);
+    let saved = save_whole(parts, files, how, shared, &paused);
+    if let (Err(_), Some(number)) = (&saved, paused.get()) {
+        parts.pause.end_of(number).map_err(|error| error.to_string())?;
     }
     saved
+}
+
+/// A save that succeeded.
+pub(crate) struct Saved {
+    pub view: SavedView,
+    /// The pause in which it left the VM, if that is its own.
+    pub stays: Option<StaysPaused>,
+}
+
+/// A VM that stays paused after a save, until the client stops or resumes it.
+pub(crate) struct StaysPaused {
+    number: PauseNumber,
+    client: File,
+}
+
+impl StaysPaused {
+    /// Waits until the VM ends, or the client has gone: then the VM goes on, unless that was so before.
+    pub fn wait(&self, pause: &UsersPause, shared: &Shared) {
+        while !shared.is_ending() && !has_gone(&self.client) {
+            std::thread::sleep(CLIENT_LOOK_EVERY);
+        }
+        pause.end_of(self.number).unwrap_or_else(|error| tracing::warn!("cannot resume the VM: {error}"));
+    }
 }
 
 /// Sets `has_paused` when the VM stays paused by this save, and not by a user.
@@ -102,8 +128,8 @@ fn save_whole(
     files: NewFiles,
     how: HowToPause,
     shared: &Shared,
-    has_paused: &Cell<bool>,
-) -> Result<SavedView, String> {
+    has_paused: &Cell<Option<PauseNumber>>,
+) -> Result<Saved, String> {
     let began = Instant::now();
     parts.restoring.iter().try_for_each(|restoring| restoring.check_not_mapped("save"))?;
     wait_for_ram(parts, &files.client, shared)?;
@@ -122,14 +148,15 @@ fn save_whole(
     machine.write_all(&text).map_err(|error| cannot(&format_args!("cannot write `machine.json`: {error}")))?;
     let notes = |window| notes(window, live.as_deref(), &report);
     let written = writer.finish(&windows, &text, notes).map_err(|error| cannot(&error))?;
-    Ok(SavedView {
+    let view = SavedView {
         stored_bytes: PageSize::Base4K.bytes().get() * written.stored_pages,
         written_bytes: written.written.get(),
         rounds: report.rounds.len() as u32 + 1,
         pause_ms: paused.as_secs_f64() * 1e3,
         seconds: began.elapsed().as_secs_f64(),
-        was_paused: how.stays && !has_paused.get(),
-    })
+        was_paused: how.stays && has_paused.get().is_none(),
+    };
+    Ok(Saved { view, stays: has_paused.get().map(|number| StaysPaused { number, client }) })
 }
 
 fn save_ram(
@@ -139,7 +166,7 @@ fn save_ram(
     client: &File,
     how: HowToPause,
     shared: &Shared,
-    has_paused: &Cell<bool>,
+    has_paused: &Cell<Option<PauseNumber>>,
 ) -> Result<(AtPause, SaveReport), String> {
     let progress = |progress: SaveProgress| {
         shared.show(progress);
@@ -162,7 +189,7 @@ fn save_ram(
         // Devices complete requests in it, and write RAM: so the last pages come after it.
         let state = parts.machine.save_state().map_err(|error| SaveError::State(Box::new(error)));
         let saved = state.and_then(|state| last.write().map(|()| (state, session.saved())));
-        let stays = if how.stays && saved.is_ok() { parts.pause.hold() } else { Ok(false) };
+        let stays = if how.stays && saved.is_ok() { parts.pause.hold() } else { Ok(None) };
         // Those of a VM that is paused already stay as another snapshot may know them.
         if how.stays && !was_held && (saved.is_err() || stays.is_err()) {
             parts.pause.use_disks();
