@@ -126,7 +126,7 @@ pub struct TlbLevel {
     /// Arrays for stores; empty if the same arrays serve both.
     pub store_arrays: &'static [TlbArray],
     /// Page sizes it stores in pieces of the next smaller size ("smashed"). The first level always does so for
-    /// sizes that no array holds.
+    /// sizes that no array holds. A second level that holds the whole page gets it whole.
     pub smashed: &'static [PageSize],
     /// Events that fill it.
     pub fill: Known<Fill>,

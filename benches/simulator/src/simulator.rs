@@ -221,7 +221,7 @@ impl Simulator {
             missed = if self.walker.second_level_holds_pdes {
                 keep(seekers, |seeker| {
                     let address = addresses[seeker.access as usize];
-                    let is_missing = !second.second(address, *seeker);
+                    let is_missing = !second.second(address, seeker);
                     seeker.has_pde = is_missing && self.walker.finds_pde(address, &self.space, Some(second));
                     is_missing
                 })

@@ -49,16 +49,22 @@ pub(crate) struct Seeker {
     key: u32,
     /// Index of the access in its block.
     pub(crate) access: u8,
-    /// Page size as stored in the first level.
-    size: u8,
+    /// Page size as stored in the first level, and above these two bits the page's own.
+    sizes: u8,
     is_store: bool,
     /// Whether the second level had the PDE: see [`super::walker::Walker::finds_pde`].
     pub(crate) has_pde: bool,
 }
 
 impl Seeker {
+    /// Size of the entry in the first level; after a miss of the second level, of the larger of the new entries.
     pub(crate) fn size(self) -> PageSize {
-        PageSize::ALL[self.size as usize]
+        PageSize::ALL[usize::from(self.sizes & 3)]
+    }
+
+    /// Size of the page itself, which the first level may store in pieces.
+    fn whole(self) -> PageSize {
+        PageSize::ALL[usize::from(self.sizes >> 2)]
     }
 }
 
@@ -79,14 +85,14 @@ pub(crate) fn translate(
 
 /// Does the same as [`translate`], for accesses that [`Level::seek`] did not find.
 pub(crate) fn find(first: &mut Level, second: Option<&mut Level>, address: u64, seeker: Seeker) -> Translated {
-    let (size, is_store) = (seeker.size(), seeker.is_store);
+    let mut seeker = seeker;
     match first.first(seeker) {
         Found::Hit => Translated::FirstLevel,
         Found::Miss { evicted } => {
-            if second.is_some_and(|second| second.after_first(address, size, is_store, evicted)) {
+            if second.is_some_and(|second| second.after_first(address, &mut seeker, evicted)) {
                 Translated::SecondLevel
             } else {
-                Translated::Missed(size)
+                Translated::Missed(seeker.size())
             }
         }
     }
@@ -122,8 +128,8 @@ struct Route {
 /// Data needed to look up a page of a size in a first level.
 #[derive(Clone, Copy)]
 struct Entry {
-    /// Size under which the pages are stored.
-    size: u8,
+    /// Size under which the pages are stored, and above these two bits their own.
+    sizes: u8,
     /// Shift from an address to the page number.
     shift: u8,
     /// Size bits of the key, above the page number.
@@ -134,9 +140,9 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(size: PageSize, routes: [Route; 2]) -> Entry {
+    fn new(whole: PageSize, size: PageSize, routes: [Route; 2]) -> Entry {
         Entry {
-            size: size as u8,
+            sizes: size as u8 | (whole as u8) << 2,
             shift: page_shift(size) as u8,
             size_bits: key(0, size) as u32,
             starts: routes.map(|route| route.newest),
@@ -162,9 +168,9 @@ impl Level {
         Level {
             arrays,
             entries: [loads, stores].map(|routes: [[Route; 2]; 3]| {
-                core::array::from_fn(|size| {
-                    let size = kept_as[size.min(2)];
-                    Entry::new(size, routes[size as usize])
+                core::array::from_fn(|index| {
+                    let (whole, size) = (PageSize::ALL[index.min(2)], kept_as[index.min(2)]);
+                    Entry::new(whole, size, routes[size as usize])
                 })
             }),
             routes: [loads, stores],
@@ -209,7 +215,7 @@ impl Level {
         let choice = (key >> CHOOSING_BIT & 1) as usize;
         let newest = &mut self.newest[(entry.starts[choice] + (key & entry.masks[choice])) as usize];
         let is_newest = core::mem::replace(newest, key) == key;
-        (Seeker { key, access: 0, size: entry.size, is_store, has_pde: false }, is_newest)
+        (Seeker { key, access: 0, sizes: entry.sizes, is_store, has_pde: false }, is_newest)
     }
 
     /// Moves the seekers that miss the first level to the front. Returns their number.
@@ -228,7 +234,7 @@ impl Level {
     pub(crate) fn sift_second(&mut self, seekers: &mut [Seeker], addresses: &[u64]) -> usize {
         let mut used = 0_u64;
         for seeker in seekers.iter_mut() {
-            let size = self.kept_as(seeker.size());
+            let size = self.sought(seeker);
             let key = key(addresses[seeker.access as usize], size);
             used |= 1_u64.wrapping_shl(self.route(key, size, seeker.is_store).array.into());
             seeker.key = key as u32;
@@ -236,12 +242,24 @@ impl Level {
         if used.is_power_of_two() && used < 1 << self.arrays.len() {
             return self.arrays[used.trailing_zeros() as usize].keep_missing(seekers, |seeker| seeker.key.into());
         }
-        keep(seekers, |seeker| !self.second(addresses[seeker.access as usize], *seeker))
+        keep(seekers, |seeker| !self.second(addresses[seeker.access as usize], seeker))
     }
 
     /// Accesses this level as a second level that takes no victims. Returns whether it has the page.
-    pub(crate) fn second(&mut self, address: u64, seeker: Seeker) -> bool {
-        self.access(address, self.kept_as(seeker.size()), seeker.is_store) == Found::Hit
+    pub(crate) fn second(&mut self, address: u64, seeker: &mut Seeker) -> bool {
+        let size = self.sought(seeker);
+        self.access(address, size, seeker.is_store) == Found::Hit
+    }
+
+    /// Size under which a second level stores the page: whole, if it can. Otherwise it gets the first level's piece.
+    #[inline]
+    fn sought(&self, seeker: &mut Seeker) -> PageSize {
+        let whole = self.kept_as(seeker.whole());
+        if self.routes[seeker.is_store as usize][whole as usize][0].array == NONE {
+            return self.kept_as(seeker.size());
+        }
+        seeker.sizes = seeker.sizes & !3 | (seeker.sizes & 3).max(whole as u8);
+        whole
     }
 
     /// Whether it is filled by entries that the first level evicts.
@@ -256,10 +274,11 @@ impl Level {
 
     /// Accesses this level as a second level, after the first level missed and evicted `evicted`. Returns
     /// whether it hit.
-    fn after_first(&mut self, address: u64, size: PageSize, is_store: bool, evicted: Option<u64>) -> bool {
+    fn after_first(&mut self, address: u64, seeker: &mut Seeker, evicted: Option<u64>) -> bool {
         if !self.takes_victims {
-            return self.access(address, self.kept_as(size), is_store) == Found::Hit;
+            return self.second(address, seeker);
         }
+        let (size, is_store) = (seeker.size(), seeker.is_store);
         let sought = key(address, size);
         let is_hit = self.array(sought, size, is_store).is_some_and(|array| array.take(sought));
         if let Some(victim) = evicted {

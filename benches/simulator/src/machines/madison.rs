@@ -38,7 +38,7 @@ pub(super) const MADISON: Machine = Machine {
 };
 
 const TLB: &[TlbLevel] = &[
-    // Pages larger than 4 KiB are held in 4 KiB pieces.
+    // It holds pages larger than 4 KiB in pieces of 4 KiB; the second level holds them whole.
     TlbLevel { smashed: &[Huge2M, Giant1G], ..first_level(FIRST) },
     TlbLevel {
         fill: low(Fill::OnMiss, SEVEN_CPU),

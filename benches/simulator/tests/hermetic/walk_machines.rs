@@ -129,6 +129,22 @@ fn every_machine_holds_the_pages_of_its_larger_level_and_half_of_them_on_a_share
 }
 
 #[test]
+fn the_second_level_of_madison_holds_whole_pages_of_2_mib() {
+    let misses = |machine: &Machine, windows: u64| {
+        let mut simulator = Simulator::new(machine, AddressSpace::native(gib(1), PageSize::Huge2M));
+        for round in 0..3 {
+            if round == 2 {
+                simulator.reset_counts();
+            }
+            (0..windows * 512).for_each(|page| simulator.access(page * 4096, false));
+        }
+        simulator.counts().misses
+    };
+    let madison = machine("madison").expect("a machine");
+    assert_eq!([misses(madison, 128), misses(madison, 129)], [[0; 3], [0, 129, 0]]);
+}
+
+#[test]
 fn accesses_give_the_same_counts_one_by_one_and_all_at_once() {
     use wideleaf_simulator::streams::{Access, gups};
     for machine in machines() {
