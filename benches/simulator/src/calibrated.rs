@@ -35,9 +35,20 @@ pub struct Calibration {
 /// `wideleaf tlbcost` uses the same size on a real machine.
 pub const FOOTPRINT_MIN: Bytes = mib(64);
 
-/// Number of loads that warm the caches, and of those that are measured after them: five times the entries of
-/// the largest TLB.
+/// Number of loads that are measured: five times the entries of the largest TLB. As many at least warm the TLB.
 const LOADS: usize = 16 * 1024;
+
+/// Most loads that warm the caches; over more than 64 GiB of base pages some lines of the tables stay cold, which no
+/// cache of a machine could hold.
+const WARMING_MAX: u64 = 1 << 21;
+
+/// Number of loads that read each line of the last tables three times on average, so that 95 % of the lines were read
+/// once, and are in the caches if they fit.
+fn warming(footprint: Bytes, page: PageSize) -> usize {
+    const ENTRIES_OF_LINE: u64 = 8;
+    let lines = footprint.get().div_ceil(page.bytes().get() * ENTRIES_OF_LINE);
+    LOADS.max((3 * lines).min(WARMING_MAX) as usize)
+}
 
 /// Fewest misses in [`LOADS`] that count as a measurement; fewer come from a TLB that holds the footprint.
 const MISSES_MIN: u64 = LOADS as u64 / 16;
@@ -54,7 +65,14 @@ pub fn walk_cost(machine: &Machine, of: &Calibration) -> WalkCost {
 }
 
 fn cycles_per_miss(machine: &Machine, of: &Calibration, guest: PageSize, host: PageSize) -> Option<u32> {
-    let footprint = if of.footprint < FOOTPRINT_MIN { FOOTPRINT_MIN } else { of.footprint };
+    let footprint = of.footprint.max(FOOTPRINT_MIN);
+    let page = if of.is_native { host } else { guest.min(host) };
+    after_warming(warming(footprint, page), machine, &Calibration { footprint, ..*of }, guest, host)
+}
+
+/// Cost of a miss after `warming` loads.
+fn after_warming(warming: usize, machine: &Machine, of: &Calibration, guest: PageSize, host: PageSize) -> Option<u32> {
+    let footprint = of.footprint;
     let space = if of.is_native {
         AddressSpace::native_with_levels(footprint, host, of.paging.guest_levels)
     } else {
@@ -62,12 +80,12 @@ fn cycles_per_miss(machine: &Machine, of: &Calibration, guest: PageSize, host: P
     };
     let mut simulator = Simulator::with_options(machine, space, of.options);
     let mut random = Random::new(of.options.seed);
-    let mut load = |simulator: &mut Simulator| {
-        (0..LOADS).for_each(|_| simulator.access(random.below(footprint.get()), false));
+    let mut load = |simulator: &mut Simulator, loads| {
+        (0..loads).for_each(|_| simulator.access(random.below(footprint.get()), false));
     };
-    load(&mut simulator);
+    load(&mut simulator, warming);
     simulator.reset_counts();
-    load(&mut simulator);
+    load(&mut simulator, LOADS);
     let counts = simulator.counts();
     let misses = counts.data_misses();
     let cycles = counts.cycles_of_walks.checked_div(misses).unwrap_or(0);
@@ -103,6 +121,18 @@ mod tests {
         let [small, large] =
             [mib(64), mib(4096)].map(|bytes| calibrated("zen4", bytes, false).per_miss(Base4K, Base4K));
         assert!(small < large, "{small} over 64 MiB, {large} over 4 GiB");
+    }
+
+    #[test]
+    fn a_cost_over_gibibytes_is_that_of_warm_caches() {
+        let machine = machine("skylake-sp").expect("it is in the list");
+        let (footprint, paging) = (mib(4096), Paging::FOUR_LEVELS);
+        let of = Calibration { footprint, paging, is_native: true, options: Options::default() };
+        let warm = after_warming(1 << 20, machine, &of, Base4K, Base4K).expect("it misses");
+        let cost = cycles_per_miss(machine, &of, Base4K, Base4K).expect("it misses");
+        assert!(cost.abs_diff(warm) * 20 <= warm, "{cost} cycles, {warm} with warm caches");
+        let cold = after_warming(LOADS, machine, &of, Base4K, Base4K).expect("it misses");
+        assert!(cold * 2 > warm * 3, "{cold} cycles with cold caches, {warm} with warm ones");
     }
 
     #[test]
