@@ -48,7 +48,8 @@ use host::StreamHost;
 
 /// The unit that translates addresses. The host reports to it every page that is not a base page.
 pub trait Mmu {
-    /// The host maps that window, which was unmapped, with a page of this size.
+    /// The host maps that window with a page of this size. No translation of it is cached: it was unmapped, or
+    /// they were just dropped.
     fn map_host(&mut self, window: WindowIndex, to: PageSize);
 
     /// The host changes the page of that window to this size; for 1 GiB, the page of its whole giant. Cached

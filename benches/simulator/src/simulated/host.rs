@@ -348,25 +348,34 @@ impl StreamHost {
             Action::Move { node, .. } => self.move_to(row, node, mmu),
             Action::Demote { to: PageSize::Huge2M, window, .. } => {
                 self.giant_pages_free += 1;
-                for row in rows_of_page(vm, window, PageSize::Giant1G) {
-                    self.leave_giant(row, mmu);
+                for (nth, row) in rows_of_page(vm, window, PageSize::Giant1G).enumerate() {
+                    let (window, size) = (WindowIndex::new(row as u64), self.leave_giant(row));
+                    // One flush is enough for all of them.
+                    match nth {
+                        0 => mmu.remap_host(window, size),
+                        _ => mmu.map_host(window, size),
+                    }
                 }
             }
             Action::Demote { .. } | Action::Release { .. } => {
-                if self.backing[row] == Backing::Huge2M {
-                    self.is_on_base_pages(row);
+                let is_empty = self.touched_pages[row] == 0;
+                match (self.backing[row], is_empty) {
+                    // All of its memory is free.
+                    (Backing::Huge2M, true) => self.free_huge_page(row),
+                    (Backing::Huge2M, false) => self.is_on_base_pages(row),
+                    (_, true) => self.nodes.iter_mut().for_each(|nodes| nodes.leave_base_pages(row)),
+                    (_, false) => {}
                 }
                 self.is_full[row] = false;
-                let is_empty = self.touched_pages[row] == 0;
                 self.backing[row] = if is_empty { Backing::Unbacked } else { Backing::Base4K };
-                self.nodes.iter_mut().filter(|_| is_empty).for_each(|nodes| nodes.leave_base_pages(row));
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
             }
         }
     }
 
     /// Moves a window from its giant page onto a huge one, or base pages if no block is free. Zeroes are not copied.
-    fn leave_giant(&mut self, row: usize, mmu: &mut dyn Mmu) {
+    /// Returns the size of its pages.
+    fn leave_giant(&mut self, row: usize) -> PageSize {
         self.is_full[row] = false;
         let is_touched = self.touched_pages[row] > 0;
         self.backing[row] = match is_touched && self.take_huge_page(row, None) {
@@ -374,8 +383,7 @@ impl StreamHost {
             false if is_touched => Backing::Base4K,
             false => Backing::Unbacked,
         };
-        let size = if self.backing[row] == Backing::Huge2M { PageSize::Huge2M } else { PageSize::Base4K };
-        mmu.remap_host(WindowIndex::new(row as u64), size);
+        if self.backing[row] == Backing::Huge2M { PageSize::Huge2M } else { PageSize::Base4K }
     }
 
     /// Frees the block of 2 MiB of a window that is about to leave its huge page, if it has one.

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use wideleaf_policies::policy::RamStart;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
@@ -364,13 +365,53 @@ fn a_giant_goes_back_to_huge_pages_as_far_as_there_are_and_untouched_windows_are
         let of = |size| mmu.sizes.values().filter(|of| **of == size).count();
         let counts = [("promote_1g", "done"), ("demote_2m", "done"), ("demote_2m", "skipped_no_mechanism")];
         let counts = counts.map(|(action, result)| managed.tally().count_of(action, result));
-        (counts, of(PageSize::Giant1G), of(PageSize::Huge2M))
+        (counts, of(PageSize::Giant1G), of(PageSize::Huge2M), mmu.remaps)
     };
-    assert_eq!(run(vec![promote.clone()]), ([1, 0, 0], 512, 0));
-    assert_eq!(run(vec![promote.clone(), demote.clone()]), ([1, 1, 0], 0, 100));
-    assert_eq!(run(vec![promote.clone(), demote.clone(), demote.clone()]), ([1, 1, 1], 0, 100));
+    // Each action on the giant is one change of a mapping, with one flush.
+    assert_eq!(run(vec![promote.clone()]), ([1, 0, 0], 512, 0, 1));
+    assert_eq!(run(vec![promote.clone(), demote.clone()]), ([1, 1, 0], 0, 100, 2));
+    assert_eq!(run(vec![promote.clone(), demote.clone(), demote.clone()]), ([1, 1, 1], 0, 100, 2));
     // The page is free again.
-    assert_eq!(run(vec![promote.clone(), demote, promote]), ([2, 1, 0], 512, 0));
+    assert_eq!(run(vec![promote.clone(), demote, promote]), ([2, 1, 0], 512, 0, 3));
+}
+
+#[test]
+fn the_huge_page_of_an_untouched_window_is_free_when_the_window_is_split() {
+    struct Prefaulted(VecDeque<Vec<Action>>);
+
+    impl Policy for Prefaulted {
+        fn name(&self) -> &'static str {
+            "prefaulted"
+        }
+
+        fn ram_start(&self) -> RamStart {
+            RamStart::HugeAndPrefaulted
+        }
+
+        fn plan(&mut self, _: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
+            self.0.pop_front().into_iter().flatten().for_each(|action| plan.push(action, Cost::default()));
+        }
+    }
+    let vm = VmId(0);
+    let split = |window| Action::Demote { vm, window: WindowIndex::new(window), to: PageSize::Base4K };
+    let promote = |window| Action::Promote { vm, window: WindowIndex::new(window), to: PageSize::Huge2M };
+    let promoted = |of: HostConfig, window| {
+        let mut mmu = Remembered::default();
+        let plans = [vec![split(0), split(window)], vec![promote(0)]];
+        let mut managed = Managed::new(of, Box::new(Prefaulted(plans.into())), &mut mmu);
+        // All other windows are touched before the first plan.
+        (0..15).for_each(|window| managed.access(window * WINDOW, 1, &mut mmu));
+        (0..3).for_each(|_| managed.access(0, 1 << 12, &mut mmu));
+        managed.end(&mmu);
+        managed.tally().count_of("promote_2m", "done")
+    };
+    // No block of 2 MiB is left: each window has one.
+    let one_node = HostConfig { huge_pages: 16, ..config() };
+    let local_node = Some(LocalNode { memory: mib(16), huge_pages: 16 });
+    let two_nodes = HostConfig { local_node, huge_pages: 0, ..config() };
+    for of in [one_node, two_nodes] {
+        assert_eq!([promoted(of, 15), promoted(of, 1)], [1, 0], "the pages of window 1 are still used");
+    }
 }
 
 #[test]
