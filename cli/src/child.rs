@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
-use signal_hook::consts::SIGSYS;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGSYS, SIGTERM};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
@@ -47,10 +47,7 @@ pub fn run_program(
     // The run ends itself in time. At a timeout it is killed without a signal to end, because a native kernel does
     // not react.
     let end = End { after: None, grace: Duration::ZERO };
-    report(program, &[arguments, &limit].concat(), &end, interrupts).map_err(|failure| match failure {
-        Failure::TimedOut(_) => Failure::TimedOut(timeout),
-        other => other,
-    })
+    report(program, &[arguments, &limit].concat(), &end, interrupts)
 }
 
 /// Runs `wideleaf` with these arguments and returns its JSON. After `timeout` it is asked to end, then killed.
@@ -86,21 +83,37 @@ fn report<T: DeserializeOwned>(
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     let status = wait(&mut command, end, interrupts).map_err(|error| host("start a run", &error))?;
     interrupts.check()?;
-    let Some(status) = status else { return Err(Failure::TimedOut(end.after.unwrap_or_default())) };
+    let named = |what: &str| format!("wideleaf {}: {what}", arguments.join(" "));
+    let Some(status) = status else {
+        let limit = end.after.unwrap_or_default();
+        return Err(Failure::TookTooLong(named(&format!("it did not end within {limit:?}"))));
+    };
     match status.code() {
         Some(0 | 1) if file.exists() => read_report(&file),
         code => {
             let words = std::fs::read_to_string(&words).unwrap_or_default();
-            let why = program::reason(&words);
-            let message = format!("wideleaf {}: {why}", arguments.join(" "));
-            Err(match code {
-                Some(6) => Failure::TimedOut(end.after.unwrap_or_default()),
-                // The child has reported the reason itself; it was not interrupted.
-                None if status.signal() == Some(SIGSYS) => Failure::Host(message),
-                code => Failure::from_exit_code(code.unwrap_or(130), message),
+            let message = named(program::reason(&words));
+            Err(match (code, status.signal()) {
+                (Some(code), _) => Failure::from_exit_code(code, message),
+                // Ctrl-C, before the child could tell.
+                (None, Some(SIGINT | SIGTERM | SIGHUP)) => Failure::Interrupted,
+                // The child has reported the reason itself.
+                (None, Some(SIGSYS)) => Failure::Host(message),
+                (None, signal) => Failure::Host(named(&killed_by(signal.unwrap_or_default()))),
             })
         }
     }
+}
+
+/// What a child's end by this signal means.
+fn killed_by(signal: i32) -> String {
+    let remedy = match Signal::try_from(signal) {
+        Ok(Signal::SIGKILL) => "; the host may be short of memory: see `dmesg`, and choose a smaller size",
+        Ok(Signal::SIGBUS) => "; the host had no page left for its memory: choose a smaller size",
+        _ => "",
+    };
+    let name = Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |signal| signal.to_string());
+    format!("{name} killed it{remedy}")
 }
 
 /// Becomes the program and its arguments, if the parent still is the process with the first argument as its id.
@@ -184,6 +197,40 @@ mod tests {
             let failure = read_report::<RunReport>(&file).expect_err("not a report");
             assert!(failure.to_string().starts_with("cannot read the report of a run: "), "{failure}");
         }
+    }
+
+    /// Failure of a run of a script in place of the program.
+    fn failure_of(script: &str) -> Failure {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("program");
+        std::fs::write(&program, script).expect("written");
+        // A shell reads it: a file that was just written may still be open for writing in a child of another test.
+        let arguments = [program.display().to_string()];
+        let interrupts = Interrupts::install().expect("installed");
+        run_program(Path::new("/bin/sh"), &arguments, Duration::from_secs(60), &interrupts).expect_err("no report")
+    }
+
+    #[test]
+    fn a_child_that_a_signal_killed_was_not_interrupted() {
+        for (signal, words) in [("KILL", "SIGKILL killed it; the host may be short of memory"), ("SEGV", "SIGSEGV")] {
+            let failure = failure_of(&format!("kill -{signal} $$"));
+            assert_eq!(failure.exit_code(), 4, "{failure}");
+            assert!(failure.to_string().contains(words), "{failure}");
+        }
+        assert_eq!(failure_of("exit 130").exit_code(), 130);
+    }
+
+    #[test]
+    fn a_child_that_took_too_long_is_named_with_its_limit() {
+        let failure = failure_of("echo 'wideleaf: the guest did not end within 60s (--timeout)' >&2; exit 6");
+        assert_eq!(failure.exit_code(), 6, "{failure}");
+        let text = failure.to_string();
+        assert!(text.starts_with("wideleaf /") && text.contains("--timeout 60s: the guest did not end"), "{text}");
+        let (interrupts, after) = (Interrupts::install().expect("installed"), Some(Duration::ZERO));
+        let end = End { after, grace: Duration::ZERO };
+        let arguments = ["-c", "sleep 60"].map(str::to_owned);
+        let failure = report::<RunReport>(Path::new("/bin/sh"), &arguments, &end, &interrupts).expect_err("it sleeps");
+        assert_eq!((failure.exit_code(), failure.to_string().contains("--timeout)")), (6, false), "{failure}");
     }
 
     #[test]

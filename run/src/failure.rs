@@ -27,6 +27,9 @@ pub enum Failure {
     /// The guest did not end in time.
     #[error("the guest did not end within {0:?} (--timeout)")]
     TimedOut(std::time::Duration),
+    /// Work that is part of a command did not end in time.
+    #[error("{0}")]
+    TookTooLong(String),
     /// The result could not be written.
     #[error("{0}")]
     Output(String),
@@ -65,7 +68,7 @@ impl Failure {
             Failure::Input(_) => 3,
             Failure::Host(_) => 4,
             Failure::GuestCrashed(_) => 5,
-            Failure::TimedOut(_) => 6,
+            Failure::TimedOut(_) | Failure::TookTooLong(_) => 6,
             Failure::Output(_) => 7,
             Failure::Hook(HookFault::NotInstalled) => 10,
             Failure::Hook(HookFault::OutOfDate) => 11,
@@ -83,6 +86,7 @@ impl Failure {
             Failure::Input(message) => Failure::Input(say(message)),
             Failure::Host(message) => Failure::Host(say(message)),
             Failure::GuestCrashed(message) => Failure::GuestCrashed(say(message)),
+            Failure::TookTooLong(message) => Failure::TookTooLong(say(message)),
             Failure::Output(message) => Failure::Output(say(message)),
             other @ (Failure::TimedOut(_) | Failure::Hook(_) | Failure::Interrupted) => other,
         }
@@ -95,6 +99,7 @@ impl Failure {
             2 => Failure::Usage(message),
             3 => Failure::Input(message),
             5 => Failure::GuestCrashed(message),
+            6 => Failure::TookTooLong(message),
             7 => Failure::Output(message),
             Failure::INTERRUPTED => Failure::Interrupted,
             _ => Failure::Host(message),
