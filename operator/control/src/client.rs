@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::passed_files;
 use crate::protocol::{Answer, Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
+use crate::socket_file::connect_within;
 
 /// Time that a question may take. The daemon answers from the survey of its last second, which takes milliseconds.
 /// It takes at most three seconds where much of the host hangs or the daemon has just started. The rest is for a
@@ -99,15 +100,19 @@ pub fn ask(socket: &Path, request: Request) -> Result<Answer, ClientError> {
 /// Same errors as [`ask`].
 pub fn ask_within(socket: &Path, request: Request, timeout: Option<Duration>) -> Result<Answer, ClientError> {
     let timeout = timeout.unwrap_or_else(|| timeout_of(&request));
-    ask_over(connect(socket)?, request, timeout)
+    ask_over(connected(socket, timeout)?, request, timeout)
 }
 
-/// Connects to the daemon at `socket`, for a client that asks more than once.
+/// Connects to the daemon at `socket`, for a client that asks more than once. It waits as long as for a question.
 ///
 /// # Errors
 /// [`ClientError`] where the socket does not accept the client.
 pub fn connect(socket: &Path) -> Result<UnixStream, ClientError> {
-    UnixStream::connect(socket).map_err(|error| not_connected(socket, error))
+    connected(socket, QUESTION_TIMEOUT)
+}
+
+fn connected(socket: &Path, timeout: Duration) -> Result<UnixStream, ClientError> {
+    connect_within(socket, Some(timeout)).map_err(|error| not_connected(socket, error, timeout))
 }
 
 /// As [`ask_within`] over an existing connection, which serves one request. A client with several requests sends
@@ -158,21 +163,31 @@ pub fn parse(line: &[u8]) -> Result<Reply, ClientError> {
 
 fn timeout_of(request: &Request) -> Duration {
     match request {
-        Request::Set { .. } | Request::Attach { .. } | Request::Detach { .. } | Request::Reload => CHANGE_TIMEOUT,
-        Request::LeaveAlone { .. } => CHANGE_TIMEOUT,
-        // The kernel may have to move memory for it.
-        Request::Prepare { .. } => CHANGE_TIMEOUT,
-        Request::Started { .. } => CHANGE_TIMEOUT,
-        _ => QUESTION_TIMEOUT,
+        Request::Set { .. }
+        | Request::Attach { .. }
+        | Request::Detach { .. }
+        | Request::LeaveAlone { .. }
+        | Request::Reload
+        | Request::Started { .. } => CHANGE_TIMEOUT,
+        // The kernel may have to move memory for it, or to take pages out of a pool.
+        Request::Prepare { .. } | Request::Release { .. } => CHANGE_TIMEOUT,
+        Request::Daemon
+        | Request::List
+        | Request::Rooms
+        | Request::Info { .. }
+        | Request::Explain { .. }
+        | Request::Windows { .. } => QUESTION_TIMEOUT,
+        // A registered VM does without a daemon that is silent.
+        Request::Register { .. } | Request::Status { .. } => QUESTION_TIMEOUT,
     }
 }
 
-fn not_connected(socket: &Path, error: io::Error) -> ClientError {
+fn not_connected(socket: &Path, error: io::Error, timeout: Duration) -> ClientError {
     let path = socket.to_owned();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NoDaemon { path },
         io::ErrorKind::PermissionDenied => ClientError::NotPermitted { path },
-        _ => ClientError::Io(error),
+        _ => silent_or_broken(error, timeout),
     }
 }
 
@@ -291,6 +306,24 @@ mod tests {
         let answer = ask_over(ours, Request::List, Duration::from_millis(20));
         assert!(matches!(answer, Err(ClientError::Silent { .. })), "{answer:?}");
         drop(theirs);
+    }
+
+    #[test]
+    fn a_client_gives_up_on_a_daemon_that_accepts_no_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let (_listener, _waiting) = crate::socket_file::full_listener(&path);
+        let answer = ask_within(&path, Request::List, Some(Duration::from_millis(20)));
+        assert!(matches!(answer, Err(ClientError::Silent { .. })), "{answer:?}");
+    }
+
+    #[test]
+    fn a_change_may_take_longer_than_a_question() {
+        let release = Request::Release { domain: "web".into(), uuid: "u".into() };
+        for change in [Request::Reload, release] {
+            assert_eq!(timeout_of(&change), CHANGE_TIMEOUT, "{change:?}");
+        }
+        assert_eq!(timeout_of(&Request::List), QUESTION_TIMEOUT);
     }
 
     #[test]

@@ -2,9 +2,16 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd;
+#[cfg(test)]
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 
 use crate::peer::Peer;
 
@@ -18,6 +25,16 @@ pub enum SocketFileError {
         owner: &'static str,
         /// Process id of the listener.
         pid: u32,
+        /// Path of the socket.
+        path: PathBuf,
+        /// Way to choose another path.
+        remedy: &'static str,
+    },
+    /// Another process listens there and accepts no connection.
+    #[error("{owner} is listening at {} and accepts no connection: end it first, or {remedy}", path.display())]
+    Hangs {
+        /// Program that most likely listens there.
+        owner: &'static str,
         /// Path of the socket.
         path: PathBuf,
         /// Way to choose another path.
@@ -98,7 +115,7 @@ impl SocketFile<'_> {
             }
             Ok(_) => {}
         }
-        match UnixStream::connect(path) {
+        match connect_within(path, None) {
             // A listener's credentials are those of the process that called listen(2).
             Ok(stream) => {
                 let pid = Peer::of(&stream).map_err(|error| self.failed(error))?.pid;
@@ -107,7 +124,57 @@ impl SocketFile<'_> {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 fs::remove_file(path).map_err(|error| self.failed(error))
             }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(SocketFileError::Hangs { owner, path: path.to_owned(), remedy })
+            }
             Err(error) => Err(self.failed(error)),
         }
+    }
+}
+
+/// Connects to a socket. A listener with a full queue accepts no connection, and connect(2) alone would wait for it
+/// without a bound. The error is then [`io::ErrorKind::WouldBlock`], after `timeout`; `None`: at once.
+pub(crate) fn connect_within(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream> {
+    let socket = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let stream = UnixStream::from(socket);
+    match timeout {
+        // It also bounds connect(2) (socket(7)).
+        Some(_) => stream.set_write_timeout(timeout)?,
+        None => stream.set_nonblocking(true)?,
+    }
+    let address = UnixAddr::new(path)?;
+    loop {
+        match socket::connect(stream.as_raw_fd(), &address) {
+            Ok(()) => return Ok(stream),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A listener with a full queue, and the connection in it.
+#[cfg(test)]
+pub(crate) fn full_listener(path: &Path) -> (OwnedFd, UnixStream) {
+    let socket = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+    socket::bind(socket.as_raw_fd(), &UnixAddr::new(path).expect("a short path")).expect("bound");
+    socket::listen(&socket, socket::Backlog::new(0).expect("a backlog")).expect("it listens");
+    let waiting = UnixStream::connect(path).expect("the queue has one place");
+    (socket, waiting)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_that_accepts_no_connection_keeps_its_socket_and_delays_no_start() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("a.sock");
+        let (_listener, _waiting) = full_listener(&path);
+        let (owner, remedy) = ("another wideleafd", "choose another path");
+        let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, owner, remedy };
+        let error = file.bind().expect_err("one listens already").to_string();
+        assert!(error.starts_with("another wideleafd is listening at ") && error.ends_with(remedy), "{error}");
+        assert!(path.exists());
     }
 }

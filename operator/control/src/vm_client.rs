@@ -2,12 +2,12 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::client::{ClientError, exchange_with, one_line};
 use crate::protocol::{Envelope, Reply};
+use crate::socket_file::connect_within;
 use crate::vm::{VM_VERSION, VmAnswer, VmRequest};
 
 /// Time that an answer may take. A pause waits up to two seconds for the last vCPU to leave the guest, and one
@@ -89,9 +89,11 @@ pub fn ask_with_files(
     timeout: Duration,
 ) -> Result<VmAnswer, VmClientError> {
     let path = || socket.to_owned();
-    let stream = UnixStream::connect(socket).map_err(|source| match source.kind() {
+    let connect_timeout = timeout.min(VM_ANSWER_TIMEOUT);
+    let stream = connect_within(socket, Some(connect_timeout)).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => VmClientError::NoVm { path: path() },
         io::ErrorKind::PermissionDenied => VmClientError::NotPermitted { path: path() },
+        io::ErrorKind::WouldBlock => VmClientError::Silent { path: path(), timeout: connect_timeout },
         _ => VmClientError::Io { path: path(), source },
     })?;
     let request = serde_json::to_vec(&Envelope::from(request));
@@ -107,5 +109,21 @@ pub fn ask_with_files(
         Ok(Reply::Ok(answer)) => Ok(*answer),
         Ok(Reply::Error(text) | Reply::Unsaved(text)) => Err(VmClientError::Refused(one_line(&text))),
         Err(error) => Err(VmClientError::Malformed { path: path(), why: one_line(&error.to_string()) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    #[test]
+    fn a_client_gives_up_on_a_vm_that_accepts_no_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let (_listener, _waiting) = crate::socket_file::full_listener(&path);
+        let answer = ask_with_files(&path, VmRequest::Status, &[], Duration::from_millis(20));
+        assert!(matches!(answer, Err(VmClientError::Silent { .. })), "{answer:?}");
     }
 }
