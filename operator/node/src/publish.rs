@@ -198,6 +198,11 @@ struct Published {
     not_before: Option<Instant>,
     /// Rests after failures of the API server about this object alone.
     rest: Rest,
+    /// The condition of the object, as of the latest look or write.
+    had: Option<Text>,
+    /// The condition that was sent last, which the object may have although the write has failed.
+    sent: Option<Text>,
+    /// Replacements by another writer in a row.
     foreign: u32,
     is_condition_left: bool,
     is_annotation_left: bool,
@@ -415,11 +420,17 @@ impl Publisher {
     ) -> Result<(), ApiError> {
         let Target { kind, identity, .. } = target;
         let what = kind.word();
+        let before = state.had.take();
+        state.had = condition.present.clone().or_else(|| before.clone());
+        if condition.is_there || condition.present.is_some() && condition.present == state.sent {
+            state.foreign = 0;
+        }
         if condition.is_there {
             self.counters.write(what, "same");
             return Ok(());
         }
-        if condition.is_foreign(state.latest.as_ref().map(|(verdict, _)| verdict)) {
+        let is_foreign = before.is_some() && state.had != before && state.had != state.sent;
+        if is_foreign {
             state.foreign += 1;
             if state.foreign >= FOREIGN_MAX && matches!(kind, Kind::Vmi { .. }) {
                 state.is_condition_left = true;
@@ -427,6 +438,7 @@ impl Publisher {
                 return Ok(());
             }
         }
+        state.sent = Some(condition.wanted.clone());
         let written = match kind {
             Kind::Pod => {
                 let status = json!({"status": {"conditions": [condition.value]}});
@@ -448,6 +460,7 @@ impl Publisher {
         };
         match written {
             Ok(_) => {
+                state.had.clone_from(&state.sent);
                 self.counters.write(what, "done");
                 Ok(())
             }
@@ -679,6 +692,9 @@ fn merge(into: &mut Value, fields: &Value) {
     }
 }
 
+/// Status, reason and message of a condition.
+type Text = (String, String, String);
+
 /// The condition as it should be, beside that of the object.
 struct Condition {
     value: Value,
@@ -687,7 +703,9 @@ struct Condition {
     /// Place of the present one among the object's conditions.
     index: Option<usize>,
     /// The present one, without times.
-    present: Option<(String, String, String)>,
+    present: Option<Text>,
+    /// As it should be, without times.
+    wanted: Text,
     /// Whether the object has it so.
     is_there: bool,
 }
@@ -705,7 +723,7 @@ impl Condition {
         let keeps_time = present.as_ref().is_some_and(|(status, ..)| *status == wanted.0);
         let changed = Some(text("lastTransitionTime")).filter(|time| keeps_time && !time.is_empty());
         let changed = changed.unwrap_or_else(now_text);
-        let (status, reason, message) = wanted;
+        let (status, reason, message) = &wanted;
         let value = json!({
             "type": type_,
             "status": status,
@@ -713,13 +731,7 @@ impl Condition {
             "message": message,
             "lastTransitionTime": changed,
         });
-        Condition { value, changed, index, present, is_there }
-    }
-
-    /// Whether another writer has replaced what was written last.
-    fn is_foreign(&self, latest: Option<&Verdict>) -> bool {
-        let (Some((status, reason, message)), Some(latest)) = (&self.present, latest) else { return false };
-        (status.as_str(), reason, message) != (latest.status.word(), &latest.reason, &latest.message)
+        Condition { value, changed, index, present, wanted, is_there }
     }
 
     /// JSON patch that changes this one element, and fails where the object has another form by then; `None` for an

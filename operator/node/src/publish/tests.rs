@@ -221,6 +221,35 @@ async fn a_vmis_condition_that_another_writer_keeps_replacing_is_left_to_it() {
 }
 
 #[tokio::test]
+async fn a_condition_of_the_agents_own_is_not_another_writers_where_the_annotation_was_not_written() {
+    let mut bench = Bench::new();
+    bench.api.put(VMI, object("v-1", &json!({"conditions": []})));
+    bench.publish(&vmi_target(), 96, 0).await;
+    for round in 0..4 {
+        bench.api.overtake(1);
+        bench.publish(&vmi_target(), 97 + round % 2, 300 + round * 30).await;
+    }
+    bench.publish(&vmi_target(), 10, 420).await;
+    assert_eq!(bench.condition(VMI, CONDITION)["status"], "False");
+    assert!(bench.api.writes().iter().all(|write| !write.path.contains("/events")), "no field is left");
+}
+
+#[tokio::test]
+async fn only_replacements_in_a_row_leave_a_condition_to_another_writer() {
+    let mut bench = Bench::new();
+    bench.api.put(VMI, object("v-1", &json!({"conditions": []})));
+    let theirs = json!({"type": CONDITION, "status": "Unknown", "reason": "Theirs", "message": "m"});
+    for round in 0..5 {
+        bench.publish(&vmi_target(), 96, round * 600).await;
+        // A look that finds the agent's own.
+        bench.publish(&vmi_target(), 96, round * 600 + 300).await;
+        bench.api.put(VMI, object("v-1", &json!({"conditions": [theirs]})));
+    }
+    bench.publish(&vmi_target(), 96, 3_000).await;
+    assert_eq!(bench.condition(VMI, CONDITION)["status"], "True");
+}
+
+#[tokio::test]
 async fn while_the_api_server_is_away_writes_rest_longer_and_longer_and_then_catch_up() {
     let mut bench = Bench::new();
     bench.api.put(VMI, object("v-1", &json!({"conditions": []})));
