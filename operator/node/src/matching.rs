@@ -65,6 +65,20 @@ fn by_name(guest: &VmView, objects: &Objects) -> Option<Place> {
     Some(Place::Vmi(Box::new(vmi.clone()), pod.cloned().map(Box::new)))
 }
 
+/// Pod of this node that runs a VMI, whether or not one of its guests is known.
+pub fn pod_of<'a>(vmi: &VmiFacts, objects: &'a Objects) -> Option<&'a PodFacts> {
+    let is_named = |pod: &&PodFacts| vmi.pods.contains(&pod.identity.uid);
+    let names_it = |pod: &&PodFacts| {
+        pod.identity.namespace == vmi.identity.namespace
+            && pod.vmi.as_ref().is_some_and(|named| match &named.uid {
+                Some(uid) => *uid == vmi.identity.uid,
+                None => named.name.as_ref() == Some(&vmi.identity.name),
+            })
+    };
+    let all = || objects.pods.all().filter(|pod| !pod.has_ended);
+    all().find(is_named).or_else(|| all().find(names_it))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

@@ -22,12 +22,12 @@ use wideleaf_control::view::{Care, Explanation, VmView, Vmm};
 use crate::counters::Counters;
 use crate::daemon::{Daemon, is_for_now};
 use crate::details::{Details, STATUS};
-use crate::matching::{Place, place};
+use crate::matching::{Place, place, pod_of};
 use crate::objects::PodFacts;
 use crate::publish::{Kind, Publisher, Target};
 use crate::store::{Store, VmiApi};
 use crate::verdict::{Status, Verdict};
-use crate::wishes::Wishes;
+use crate::wishes::{Annotations, Wishes};
 
 /// Time that a question to wideleafd may take.
 const QUESTION_WITHIN: Duration = Duration::from_secs(5);
@@ -122,7 +122,8 @@ struct Known {
     /// Wishes that wideleafd has received.
     passed: Option<Wishes>,
     refused: Option<(Wishes, Instant)>,
-    explained: Option<(Explanation, Instant)>,
+    /// The latest explanation, and the time of the latest question, which may have had no answer.
+    explained: Option<(Option<Explanation>, Instant)>,
 }
 
 /// What is known of one object between rounds.
@@ -155,6 +156,8 @@ pub struct Rounds {
     guests: BTreeMap<(u32, u64), Known>,
     objects: BTreeMap<String, Seen>,
     silent_since: Option<Instant>,
+    /// Begin of the latest round in which wideleafd did not explain a guest in time.
+    unexplained_at: Option<Instant>,
     complaint: Option<String>,
 }
 
@@ -212,6 +215,7 @@ impl Rounds {
             guests: BTreeMap::new(),
             objects: BTreeMap::new(),
             silent_since: None,
+            unexplained_at: None,
             complaint: None,
         }
     }
@@ -274,7 +278,7 @@ impl Rounds {
         if now.saturating_duration_since(since) < SILENCE_MAX {
             return;
         }
-        for target in self.published_targets() {
+        for target in self.published_targets().into_iter().chain(self.adopted_targets()) {
             self.publisher.object(&target, &Verdict::silent(&text), None, now).await;
         }
     }
@@ -426,29 +430,40 @@ impl Rounds {
         verdict.status
     }
 
-    /// Reasons why a guest is not covered, from some seconds ago.
+    /// Reasons why a guest is not covered, from some seconds ago. Without an answer the question waits as long as
+    /// after one, and all other guests' wait for the next round: each may take [`QUESTION_WITHIN`].
     async fn explanation(&mut self, guest: &VmView, now: Instant) -> Option<Explanation> {
         let known = self.guests.entry((guest.pid, guest.started_at)).or_default();
-        if let Some((explanation, at)) = &known.explained
-            && now.saturating_duration_since(*at) < EXPLANATION_AGE_MAX
-        {
-            return Some(explanation.clone());
+        let asked_at = known.explained.as_ref().map(|(_, at)| *at);
+        let is_recent = asked_at.is_some_and(|at| now.saturating_duration_since(at) < EXPLANATION_AGE_MAX);
+        let earlier = known.explained.as_ref().and_then(|(explanation, _)| explanation.clone());
+        if is_recent || self.unexplained_at == Some(now) {
+            return earlier;
         }
-        match self.daemon.explain(guest.pid, QUESTION_WITHIN).await {
-            Ok(explanation) => {
-                known.explained = Some((explanation.clone(), now));
-                Some(explanation)
-            }
+        let explanation = match self.daemon.explain(guest.pid, QUESTION_WITHIN).await {
+            Ok(explanation) => Some(explanation),
             Err(error) => {
                 tracing::debug!("{}: no explanation: {error}", guest.name);
-                known.explained.as_ref().map(|(explanation, _)| explanation.clone())
+                if is_for_now(&error) {
+                    return earlier;
+                }
+                if matches!(error, ClientError::Silent { .. }) {
+                    self.unexplained_at = Some(now);
+                }
+                earlier
             }
-        }
+        };
+        known.explained = Some((explanation.clone(), now));
+        explanation
     }
 
     /// Objects that had a guest, and have none for a while.
     async fn guests_that_ended(&mut self, now: Instant) {
-        for target in self.published_targets() {
+        let adopted = self.adopted_targets();
+        for target in &adopted {
+            self.objects.entry(target.identity.uid.clone()).or_default().guest_at.get_or_insert(now);
+        }
+        for target in self.published_targets().into_iter().chain(adopted) {
             let guest_at = self.objects.get(&target.identity.uid).and_then(|seen| seen.guest_at);
             if guest_at.is_some_and(|at| now.saturating_duration_since(at) >= SILENCE_MAX) {
                 self.publisher.object(&target, &Verdict::no_guest(), None, now).await;
@@ -461,6 +476,33 @@ impl Rounds {
         let objects = self.store.objects();
         let is_there = |target: &&Target| objects.has(&target.identity.uid);
         self.publisher.published().filter(is_there).cloned().collect()
+    }
+
+    /// Objects of the store that have a condition by an earlier agent of this node, and none by this one yet.
+    fn adopted_targets(&self) -> Vec<Target> {
+        let objects = self.store.objects();
+        if !objects.are_known() {
+            return Vec::new();
+        }
+        let is_ours = |annotations: &Annotations| {
+            let details = annotations.get(STATUS).and_then(|text| Details::parse(text));
+            details.is_some_and(|details| details.node == self.node)
+        };
+        let mut targets = Vec::new();
+        if let VmiApi::Present { has_status } = objects.vmi_api {
+            for vmi in objects.vmis.all().filter(|vmi| is_ours(&vmi.annotations)) {
+                let pod = pod_of(vmi, &objects).map(|pod| pod.identity.clone());
+                targets.push(Target { kind: Kind::Vmi { has_status }, identity: vmi.identity.clone(), pod });
+            }
+        }
+        // The pod of a VMI has the condition of that, or none.
+        let stands_alone = |pod: &&PodFacts| pod.vmi.is_none() || objects.vmi_api == VmiApi::Absent;
+        for pod in objects.pods.all().filter(stands_alone).filter(|pod| is_ours(&pod.annotations)) {
+            targets.push(Target { kind: Kind::Pod, identity: pod.identity.clone(), pod: None });
+        }
+        let published: Vec<&str> = self.publisher.published().map(|target| target.identity.uid.as_str()).collect();
+        targets.retain(|target| !published.contains(&target.identity.uid.as_str()));
+        targets
     }
 
     async fn figures(&mut self, held: u64, now: Instant) {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::matching::tests::{POD, guest, objects, pod, vmi};
+use crate::matching::tests::{POD, guest, identity, objects, pod, vmi};
 use crate::objects::{Identity, PodFacts, VmiFacts, VmiOfPod};
 use crate::testing::{FakeApi, FakeDaemon, ok, refusal};
 use crate::verdict::CONDITION;
@@ -95,6 +95,21 @@ impl Bench {
         let guests = Arc::clone(&self.guests);
         let socket = self.folder.path().join("control.sock");
         self.daemon = Some(FakeDaemon::at(&socket, move |request| answers(&guests, request)));
+    }
+
+    /// Has the daemon answer requests for an explanation so. Returns their number.
+    fn with_explanations(&mut self, mut answer: impl FnMut() -> Option<Reply> + Send + 'static) -> Arc<Mutex<u32>> {
+        self.daemon = None;
+        let (guests, number) = (Arc::clone(&self.guests), Arc::<Mutex<u32>>::default());
+        let (socket, counted) = (self.folder.path().join("control.sock"), Arc::clone(&number));
+        self.daemon = Some(FakeDaemon::at(&socket, move |request| match request {
+            Request::Explain { .. } => {
+                *counted.lock() += 1;
+                answer()
+            }
+            other => answers(&guests, other),
+        }));
+        number
     }
 
     async fn end_daemon(&mut self) {
@@ -280,6 +295,63 @@ async fn a_daemon_that_is_gone_makes_conditions_unknown_after_a_minute_and_a_new
     bench.rounds.once().await.expect("all is there");
     assert_eq!(bench.condition()["status"], "True");
     assert_eq!(bench.changes().len(), 1, "a new daemon may have lost its settings");
+}
+
+/// A bench whose VMI has a condition that an agent of that node has written before.
+fn with_condition_of_an_earlier_agent(node: &str) -> Bench {
+    let verdict = Verdict::of(&in_pod(), None);
+    let text = Details::of(node, &in_pod(), None, &verdict, &Wishes::default()).text();
+    let bench = Bench::new(&[launcher()], &[annotated(&[(STATUS, &text)])], WITH_VMIS);
+    let mut vmi = bench.api.object(VMI);
+    vmi["status"]["conditions"] = json!([{"type": CONDITION, "status": "True", "reason": "Covered", "message": "m"}]);
+    bench.api.put(VMI, vmi);
+    bench
+}
+
+#[tokio::test]
+async fn a_condition_of_an_earlier_agent_becomes_unknown_where_the_daemon_is_gone() {
+    for (node, expected) in [("n1", "Unknown"), ("n2", "True")] {
+        let mut bench = with_condition_of_an_earlier_agent(node);
+        bench.end_daemon().await;
+        let _ = bench.rounds.once().await;
+        assert_eq!(bench.condition()["status"], "True", "a restart takes less than a minute");
+        bench.rounds.silent_since = Instant::now().checked_sub(SILENCE_MAX);
+        let _ = bench.rounds.once().await;
+        assert_eq!(bench.condition()["status"], expected, "{node}");
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_ended_while_no_agent_ran_leaves_an_unknown_condition() {
+    let mut bench = with_condition_of_an_earlier_agent("n1");
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition()["status"], "True", "the guest may come yet");
+    bench.rounds.objects.get_mut("v-1").expect("it is known").guest_at = Instant::now().checked_sub(SILENCE_MAX);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition()["reason"], "NoGuest");
+}
+
+#[tokio::test]
+async fn a_guest_that_is_not_explained_is_not_asked_about_again_in_each_round() {
+    let mut bench = Bench::new(&[launcher()], &[vmi()], WITH_VMIS);
+    bench.guests(&[with_coverage(10)]);
+    let explains = bench.with_explanations(|| refusal("it ends"));
+    for _ in 0..2 {
+        bench.rounds.once().await.expect("all is there");
+    }
+    assert_eq!(*explains.lock(), 1);
+    assert_eq!(bench.condition()["reason"], "NotCovered");
+}
+
+#[tokio::test]
+async fn a_round_waits_once_for_explanations_that_do_not_come() {
+    let other = VmiFacts { identity: identity("other", "v-2"), pods: Vec::new(), ..vmi() };
+    let mut bench = Bench::new(&[launcher()], &[vmi(), other], WITH_VMIS);
+    let beside = VmView { name: "shop_other".into(), pid: 4712, cgroup: None, ..with_coverage(10) };
+    bench.guests(&[with_coverage(10), beside]);
+    let explains = bench.with_explanations(|| None);
+    let summary = bench.rounds.once().await.expect("all is there");
+    assert_eq!((summary.placed, *explains.lock()), (2, 1));
 }
 
 #[tokio::test]
