@@ -77,6 +77,10 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
             args.levels
         )));
     }
+    if let Some(machine) = machines.iter().find(|machine| args.smt && machine.threads.value == 1) {
+        let why = format!("a core of {} has one thread; leave out --smt or the machine", machine.name);
+        return Err(Failure::Usage(format!("cannot use --smt: {why}")));
+    }
     let written = [("--plot", args.plot.as_deref()), ("--output", args.output.as_deref())];
     refuse_one_file_for_two([("--trace", Path::new(source))], written)?;
     let source = Source::parse(source)?;

@@ -170,6 +170,7 @@ fn invalid_arguments_give_one_clear_line() {
     refuses(&["--trace=gups:x=1", "--machine=k8"], &["--trace gups:x=1: gups has no parameter \"x\""]);
     refuses(&["--trace=gups", "--machine=k8", "--memory=64M"], &["--memory 64 MiB: the trace accesses 256 MiB"]);
     refuses(&["--trace=gups", "--machine=k8", "--plot=f", "--output=f"], &["--plot and --output are both f"]);
+    refuses(&["--trace=gups", "--machine=zen4,k8", "--smt"], &["cannot use --smt: a core of k8 has one thread"]);
     let wrong = |arguments: &[&str], word: &str| {
         let run = scratch.wideleaf(&[&["simulate"], arguments].concat()).assert().code(2).stdout("");
         run.stderr(predicate::str::contains(word));
