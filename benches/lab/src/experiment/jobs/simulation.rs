@@ -2,8 +2,9 @@
 //! is kept on disk.
 //!
 //! ```text
-//!   kernel, one iteration ── recorder ── trace ── pipe ──▶ simulator ──▶ counts of each phase
-//!                                            init × 1, compute × iterations of the class, verify × 1 ──▶ a whole run
+//!   kernel, n iterations     ── recorder ── trace ── pipe ──▶ simulator ──▶ counts of n
+//!   kernel, n + 1 iterations ── recorder ── trace ── pipe ──▶ simulator ──▶ counts of n + 1
+//!                     counts of n, and the difference for each other iteration of the class ──▶ a whole run
 //! ```
 
 use std::io::{BufWriter, Read};
@@ -24,9 +25,6 @@ use wideleaf_simulator::simulator::Options;
 use wideleaf_simulator::streams::Access;
 use wideleaf_simulator::{AddressSpace, Counts, Machine, Paging, Simulator, machine};
 use wideleaf_trace::TraceReader;
-
-/// Phase with the accesses that stand for those of all iterations.
-const REPEATED: &str = "compute";
 
 /// Variant of a machine: half of a core's entries, beside another thread.
 const HALF_A_CORE: &str = "smt";
@@ -58,6 +56,10 @@ impl Place {
             None => machine,
             Some("tree-plru") => replacing(machine, Replacement::TreePlru),
             Some("random") => replacing(machine, Replacement::Random),
+            Some(HALF_A_CORE) if machine.threads.value == 1 => {
+                let why = format!("a core of {model} has one thread; leave out :{HALF_A_CORE}");
+                return Err(Failure::Input(format!("cannot simulate {name:?}: {why}")));
+            }
             Some(HALF_A_CORE) => machine,
             Some(_) => {
                 return Err(Failure::Input(format!(
@@ -146,8 +148,24 @@ pub(super) fn run(
     }
 }
 
-/// Records in another process and simulates at the same time.
+/// Simulates a whole run. If only the first iterations are recorded, they are recorded again with one more: each of the
+/// others counts like that one. So the counts of what happens once, also in the timed part, are not multiplied.
 fn recorded(
+    kernel: &str,
+    parameters: &str,
+    iterations: Option<u32>,
+    threads: usize,
+    place: &Place,
+    is_over: &dyn Fn() -> bool,
+) -> Result<Sums, Failure> {
+    let first = recorded_part(kernel, parameters, iterations, threads, place, is_over)?;
+    let (Some(iterations), true) = (iterations, first.left > 0) else { return Ok(first) };
+    let longer = recorded_part(kernel, parameters, Some(iterations + 1), threads, place, is_over)?;
+    Ok(first.extrapolated(&longer))
+}
+
+/// Records in another process and simulates at the same time.
+fn recorded_part(
     kernel: &str,
     parameters: &str,
     iterations: Option<u32>,
@@ -179,7 +197,6 @@ fn of_trace(trace: impl Read, place: &Place) -> Result<Sums, Failure> {
     let unusable = |error| Failure::Host(format!("cannot read the recorded trace: {error}"));
     let mut reader = TraceReader::open(trace).map_err(unusable)?;
     let header = reader.header().clone();
-    let factor = of_all_iterations(header.iterations, header.class_iterations);
     let mut counter = Counter::new(place, header.arena_bytes);
     let mut block = Vec::new();
     while reader.next_block(&mut block).map_err(unusable)? {
@@ -188,17 +205,9 @@ fn of_trace(trace: impl Read, place: &Place) -> Result<Sums, Failure> {
             is_write,
             repeats,
         }));
-        counter.sum_up(if reader.phase() == REPEATED { factor } else { 1.0 });
     }
-    Ok(counter.sums)
-}
-
-/// Number of times that the recorded part happens in a whole run; 1 if the kernel does not say.
-fn of_all_iterations(recorded: u32, of_class: u32) -> f64 {
-    match (recorded, of_class) {
-        (0, _) | (_, 0) => 1.0,
-        (recorded, of_class) => f64::from(of_class) / f64::from(recorded),
-    }
+    counter.sum_up(1.0);
+    Ok(Sums { left: header.class_iterations.saturating_sub(header.iterations), ..counter.sums })
 }
 
 fn generated(stream: &str, scale: f64, place: &Place, is_over: &dyn Fn() -> bool) -> Result<Sums, Failure> {
@@ -314,6 +323,8 @@ struct Sums {
     translation_cycles: f64,
     /// Cycles from load to use of all data lines, as if sequential.
     data_cycles: f64,
+    /// Number of iterations of the class that were not recorded.
+    left: u32,
 }
 
 impl Counter {
@@ -346,6 +357,20 @@ impl Counter {
 }
 
 impl Sums {
+    /// Counts of a whole run. `longer` has those of one more iteration, which stands for all that are left.
+    fn extrapolated(self, longer: &Sums) -> Sums {
+        let whole = |count: f64, longer: f64| count + (longer - count).max(0.0) * f64::from(self.left);
+        Sums {
+            dtlb_l1: whole(self.dtlb_l1, longer.dtlb_l1),
+            dtlb: whole(self.dtlb, longer.dtlb),
+            walk_l2: whole(self.walk_l2, longer.walk_l2),
+            data_l2: whole(self.data_l2, longer.data_l2),
+            translation_cycles: whole(self.translation_cycles, longer.translation_cycles),
+            data_cycles: whole(self.data_cycles, longer.data_cycles),
+            left: self.left,
+        }
+    }
+
     fn measured(self, place: &Place) -> Measured {
         let mut metrics = vec![
             (Metric::DtlbL1Misses, self.dtlb_l1),
@@ -358,7 +383,11 @@ impl Sums {
             metrics.push((Metric::DataL2Misses, self.data_l2));
             told.push((DATA_CYCLES, self.data_cycles));
         }
-        let notes = vec![place.note()];
+        let mut notes = vec![place.note()];
+        if self.left > 0 {
+            let left = self.left;
+            notes.push(format!("extrapolated: the last {left} iterations count like the first of them"));
+        }
         Measured {
             evidence: Evidence::Simulated,
             metrics: metrics.into_iter().collect(),
@@ -400,11 +429,27 @@ mod tests {
     }
 
     #[test]
-    fn the_timed_part_counts_for_all_iterations_and_the_set_up_once() {
-        let misses = |trace: Vec<u8>| of_trace(trace.as_slice(), &k8("4k")).expect("a whole trace").dtlb;
-        assert_eq!(misses(trace(1, 15)), 64.0 + 64.0 * 15.0);
-        assert_eq!(misses(trace(3, 15)), 64.0 + 64.0 * 5.0);
-        assert_eq!(misses(trace(0, 0)), 128.0, "a kernel without iterations");
+    fn one_more_iteration_stands_for_all_that_are_left() {
+        let sums = |iterations| of_trace(trace(iterations, 15).as_slice(), &k8("4k")).expect("a whole trace");
+        let (one, all) = (sums(1), sums(15));
+        assert_eq!((one.dtlb, one.left, all.left), (128.0, 14, 0));
+        let more = Sums { dtlb: one.dtlb + 50.0, ..one };
+        assert_eq!(one.extrapolated(&more).dtlb, 128.0 + 14.0 * 50.0);
+        let notes = |sums: Sums| sums.measured(&k8("4k")).notes;
+        assert_eq!(notes(one)[1], "extrapolated: the last 14 iterations count like the first of them");
+        assert_eq!(notes(all).len(), 1);
+    }
+
+    #[test]
+    fn the_set_up_within_the_timed_part_counts_once() {
+        for kernel in ["npb.ft", "npb.mg"] {
+            let misses = |iterations| {
+                let sums = recorded(kernel, "class=S", iterations, 1, &k8("4k"), &|| false);
+                sums.expect("it runs anywhere").dtlb_l1
+            };
+            let (extrapolated, all) = (misses(Some(1)), misses(None));
+            assert!((extrapolated / all - 1.0).abs() < 0.02, "{kernel}: {extrapolated}, in all {all}");
+        }
     }
 
     #[test]
@@ -432,6 +477,8 @@ mod tests {
         assert!(failure.to_string().starts_with("cannot read the recorded trace: "), "{failure}");
         assert!(Place::parse("z80", "4k", None).is_err_and(|why| why.to_string().contains("cannot simulate \"z80\"")));
         assert!(Place::parse("k8", "3k", None).is_err() && Place::parse("k8:fifo", "4k", None).is_err());
+        let alone = Place::parse("k8:smt", "4k", None).expect_err("a core of one thread").to_string();
+        assert!(alone.ends_with("a core of k8 has one thread; leave out :smt"), "{alone}");
         let ended = generated("gups", 1.0, &k8("4k"), &|| true);
         assert!(matches!(ended, Err(Failure::Interrupted)));
     }
