@@ -1,6 +1,7 @@
 //! Mappings of a process: `smaps`, for which the kernel walks the page tables, and `maps`, for which it does not
 //! (proc_pid_smaps(5)). The process chooses the names in both, and may keep their lock for ever.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -98,10 +99,18 @@ fn short(error: &ProcError) -> String {
 }
 
 /// The process chooses the names in there. Names like those of System V shared memory are changed to lower case,
-/// since the parser trusts their form.
+/// since the parser trusts their form. It does not know `ui`, a userfaultfd for minor faults: that becomes `um`.
 fn smaps(process: &Process) -> Result<MemoryMaps, ProcError> {
     let bytes = bounded(process, "smaps", SMAPS_BYTES_MAX)?;
-    MemoryMaps::from_buf_read(String::from_utf8_lossy(&bytes).replace("/SYSV", "/sysv").as_bytes())
+    let text = String::from_utf8_lossy(&bytes).replace("/SYSV", "/sysv");
+    MemoryMaps::from_buf_read(text.split_inclusive('\n').map(with_known_flags).collect::<String>().as_bytes())
+}
+
+fn with_known_flags(line: &str) -> Cow<'_, str> {
+    match line.starts_with("VmFlags:") && line.contains(" ui") {
+        true => Cow::Owned(line.replace(" ui", " um")),
+        false => Cow::Borrowed(line),
+    }
 }
 
 /// File systems by device, as the process has them mounted; empty where that is not readable.
@@ -168,5 +177,20 @@ mod tests {
         fs::write(places.proc.join("14/smaps"), text).expect("written");
         let guest = VmProcess::look(&places, 14).expect("it is there").expect("a VM");
         assert_eq!(guest.mappings().expect("readable")[0].path, None);
+    }
+
+    #[test]
+    fn memory_with_a_userfaultfd_of_any_mode_is_watched() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 15, &["firecracker"], &["anon_inode:kvm-vm"]);
+        let guest = VmProcess::look(&places, 15).expect("it is there").expect("a VM");
+        for (flags, is_watched) in [("", false), (" um", true), (" uw", true), (" ui", true), (" ui uw", true)] {
+            let head = "7f0000000000-7f0000200000 rw-s 00000000 00:01 7    /memfd:a ui (deleted)\nSize: 2048 kB\n";
+            let text = format!("{head}VmFlags: rd wr sh mr mw me ms{flags} \n");
+            fs::write(places.proc.join("15/smaps"), text).expect("written");
+            let mappings = guest.mappings().expect("readable");
+            assert_eq!(mappings[0].is_watched, is_watched, "{flags:?}");
+            assert!(mappings[0].path.as_ref().is_some_and(|path| path.contains("a ui")), "{:?}", mappings[0].path);
+        }
     }
 }
