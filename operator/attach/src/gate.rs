@@ -48,6 +48,9 @@ const FACTS_AGE_MAX: Duration = Duration::from_secs(5);
 /// Maximum age of the facts of a quick gate before its caller refreshes them.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
+/// The same during an event, also for a gate that a thread refreshes: its end is noticed within that time.
+pub(crate) const EVENT_EVERY: Duration = Duration::from_millis(250);
+
 /// Interval between reads of the process's open files, which cost as much as all the rest. They seldom change the
 /// answer. Where they just did, the kernel refuses to move pinned pages.
 const FILES_EVERY: Duration = Duration::from_secs(10);
@@ -308,7 +311,9 @@ impl GuestGate {
 
 impl Gate for GuestGate {
     fn state(&self) -> GateState {
-        if self.is_quick && self.lock().at.elapsed() >= REFRESH_EVERY {
+        let every = || if self.is_in_event() { EVENT_EVERY } else { REFRESH_EVERY };
+        let age = self.lock().at.elapsed();
+        if self.is_quick && age >= every() {
             self.refresh();
         }
         let facts = *self.lock();
@@ -660,6 +665,22 @@ mod tests {
         fs::remove_file(&status).expect("it was there");
         gate.refresh();
         assert_eq!(gate.state(), GateState::Closed(LeftAlone::NoAnswer));
+    }
+
+    #[test]
+    fn a_quick_gate_is_refreshed_more_often_during_an_event() {
+        let (_folder, process) = domain();
+        let status = process.places.libvirt.join("web.xml");
+        let gate = GuestGate::new(process, None);
+        assert!(gate.is_quick());
+        let age = || gate.lock().at = Instant::now().checked_sub(EVENT_EVERY).expect("the clock has run for longer");
+        let write = |job: &str| fs::write(&status, format!("<domstatus>{job}</domstatus>")).expect("written");
+        write("<job type='modify' async='save'/>");
+        gate.refresh();
+        assert_eq!((gate.state(), gate.is_in_event()), (GateState::Closed(LeftAlone::Snapshot), true));
+        write("");
+        age();
+        assert_eq!(gate.state(), GateState::Open);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use wideleaf_policies::MappingStats;
 use crate::monitor::Monitor;
 use crate::places::Places;
 use crate::process::VmProcess;
-use crate::qmp::Question;
+use crate::qmp::{QmpError, Question};
 use crate::virsh::Virsh;
 
 /// Age at which an answer expires.
@@ -48,8 +48,8 @@ pub struct OutsideView {
 
 #[derive(Debug)]
 struct Latest {
-    stats: MappingStats,
-    at: Instant,
+    /// The latest answer with its time; `None` before the first.
+    stats: Option<(MappingStats, Instant)>,
     asked_at: Instant,
     /// Reason why no answer has come since.
     trouble: Option<String>,
@@ -97,6 +97,25 @@ impl OutsideView {
     /// # Errors
     /// One line: what would provide the totals.
     pub fn of(process: &VmProcess, monitor: Option<&Arc<Monitor>>) -> Result<OutsideView, String> {
+        OutsideView::best(process, monitor).map_err(|why| needs(&why))
+    }
+
+    /// As [`OutsideView::of`], also where only the monitor can tell and does not answer now but may later.
+    ///
+    /// # Errors
+    /// One line: what would provide the totals.
+    pub fn now_or_later(process: &VmProcess, monitor: Option<&Arc<Monitor>>) -> Result<OutsideView, String> {
+        OutsideView::best(process, monitor).or_else(|why| match (monitor, why.iter().find(|error| may_pass(error))) {
+            (Some(monitor), Some(error)) => {
+                let source = Source::monitor(Arc::clone(monitor));
+                let latest = Latest { stats: None, asked_at: Instant::now(), trouble: Some(error.to_string()) };
+                Ok(OutsideView { paging: paging(&process.places), source, latest: Mutex::new(latest) })
+            }
+            _ => Err(needs(&why)),
+        })
+    }
+
+    fn best(process: &VmProcess, monitor: Option<&Arc<Monitor>>) -> Result<OutsideView, Vec<SecondLevelError>> {
         let monitor = monitor.map(|monitor| Source::monitor(Arc::clone(monitor)));
         let debugfs = || debugfs_folders(process).into_iter().map(Source::debugfs);
         let virsh = || process.domain.clone().map(|domain| Source::virsh(Virsh::default(), domain));
@@ -104,20 +123,16 @@ impl OutsideView {
         for source in monitor.into_iter().chain(debugfs()).chain(virsh()) {
             match OutsideView::over(source, paging(&process.places)) {
                 Ok(view) => return Ok(view),
-                Err(error) => why.push(error.to_string()),
+                Err(error) => why.push(error),
             }
         }
-        let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
-        Err(format!(
-            "{NOT_KNOWN}{why}: needs a QMP socket of its own, root and a mounted debugfs, or \
-             virsh"
-        ))
+        Err(why)
     }
 
     fn over(source: Source, paging: Paging) -> Result<OutsideView, SecondLevelError> {
         let stats = (source.ask)()?;
         let now = Instant::now();
-        let latest = Latest { stats, at: now, asked_at: now, trouble: None };
+        let latest = Latest { stats: Some((stats, now)), asked_at: now, trouble: None };
         Ok(OutsideView { paging, source, latest: Mutex::new(latest) })
     }
 
@@ -136,7 +151,7 @@ impl OutsideView {
         let mut latest = self.latest();
         latest.asked_at = Instant::now();
         match answer {
-            Ok(stats) => (latest.stats, latest.at, latest.trouble) = (stats, latest.asked_at, None),
+            Ok(stats) => (latest.stats, latest.trouble) = (Some((stats, latest.asked_at)), None),
             Err(error) => latest.trouble = Some(error.to_string()),
         }
     }
@@ -144,9 +159,10 @@ impl OutsideView {
     /// Reason why the totals are older than they should be, and their age.
     pub fn trouble(&self) -> Option<String> {
         let latest = self.latest();
-        let told = match latest.at.elapsed() {
-            age if age > KEPT_FOR => "are no longer known".to_owned(),
-            age => format!("are {} s old", age.as_secs()),
+        let told = match latest.stats.map(|(_, at)| at.elapsed()) {
+            None => "are not known yet".to_owned(),
+            Some(age) if age > KEPT_FOR => "are no longer known".to_owned(),
+            Some(age) => format!("are {} s old", age.as_secs()),
         };
         latest.trouble.as_ref().map(|why| format!("KVM's mapping sizes {told}: {why}"))
     }
@@ -154,6 +170,19 @@ impl OutsideView {
     fn latest(&self) -> MutexGuard<'_, Latest> {
         self.latest.lock()
     }
+}
+
+/// What would provide the totals, after these errors.
+fn needs(why: &[SecondLevelError]) -> String {
+    let why: Vec<String> = why.iter().map(ToString::to_string).collect();
+    let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
+    format!("{NOT_KNOWN}{why}: needs a QMP socket of its own, root and a mounted debugfs, or virsh")
+}
+
+/// Whether the monitor gave no answer now, and may give one later.
+fn may_pass(error: &SecondLevelError) -> bool {
+    let SecondLevelError::Ioctl { source, .. } = error else { return false };
+    source.get_ref().and_then(|inner| inner.downcast_ref::<QmpError>()).is_some_and(QmpError::may_pass)
 }
 
 fn failed(what: &'static str, error: impl std::error::Error + Send + Sync + 'static) -> SecondLevelError {
@@ -171,11 +200,13 @@ impl SecondLevel for OutsideView {
         if self.source.every.is_none() {
             return (self.source.ask)();
         }
-        let latest = self.latest();
-        if latest.at.elapsed() > KEPT_FOR {
-            return Err(SecondLevelError::WrongState("KVM's totals were not available for a minute"));
+        match self.latest().stats {
+            None => Err(SecondLevelError::WrongState("KVM's totals are not known yet")),
+            Some((_, at)) if at.elapsed() > KEPT_FOR => {
+                Err(SecondLevelError::WrongState("KVM's totals were not available for a minute"))
+            }
+            Some((stats, _)) => Ok(stats),
         }
-        Ok(latest.stats)
     }
 
     fn slots(&self) -> Vec<Slot> {
@@ -241,6 +272,9 @@ pub(crate) fn paging(places: &Places) -> Paging {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
     use crate::places::tests::fake_places;
     use crate::process::tests::add_process;
@@ -286,11 +320,48 @@ mod tests {
         });
         assert_eq!(view.mapping_stats().expect("of before"), totals(1));
         assert!(view.trouble().expect("it was refused").starts_with("KVM's mapping sizes are 0 s old: "));
-        view.latest().at = Instant::now().checked_sub(2 * KEPT_FOR).expect("the clock has run for longer");
+        let long_ago = Instant::now().checked_sub(2 * KEPT_FOR).expect("the clock has run for longer");
+        view.latest().stats = Some((totals(1), long_ago));
         assert!(view.mapping_stats().is_err() && view.trouble().expect("still").contains("no longer known"));
         answer.send(Ok(totals(2))).expect("heard");
         view.refresh();
         assert_eq!((view.mapping_stats().expect("anew"), view.trouble()), (totals(2), None));
+    }
+
+    /// Answers each question of each client as KVM's statistics.
+    fn serve(listener: &UnixListener) {
+        let figure = |name: &str, value: u64| json!({ "name": name, "value": value });
+        let stats = [figure("pages_1g", 0), figure("pages_2m", 2), figure("pages_4k", 0)];
+        let answer = json!({ "return": [{ "provider": "kvm", "stats": stats }] });
+        for stream in listener.incoming() {
+            let stream = stream.expect("a client");
+            let say = |text: &str| writeln!(&stream, "{text}").is_ok();
+            let mut heard = BufReader::new(&stream).lines().map_while(Result::ok);
+            let greets = say(r#"{"QMP": {}}"#) && heard.next().is_some() && say(r#"{"return": {}}"#);
+            while greets && heard.next().is_some() && say(&answer.to_string()) {}
+        }
+    }
+
+    #[test]
+    fn totals_of_a_monitor_that_is_silent_at_first_are_known_once_it_answers() {
+        let (folder, places) = fake_places();
+        let pid = std::process::id();
+        add_process(&places, pid, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
+        let process = VmProcess::look(&places, pid).expect("it is there").expect("it is a VM");
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).expect("the socket is new");
+        let monitor = Arc::new(Monitor::now_or_later(&process, &path).expect("it may answer later"));
+        let view = OutsideView::now_or_later(&process, Some(&monitor)).expect("it may answer later");
+        assert!(view.mapping_stats().is_err());
+        assert!(view.trouble().expect("no answer").starts_with("KVM's mapping sizes are not known yet: "));
+        assert!(OutsideView::of(&process, Some(&monitor)).is_err(), "a survey asks once");
+        // The process ends with this thread in it.
+        std::thread::spawn(move || serve(&listener));
+        while view.mapping_stats().is_err() {
+            view.latest().asked_at = Instant::now().checked_sub(KEPT_FOR).expect("the clock has run for longer");
+            view.refresh();
+        }
+        assert_eq!((view.mapping_stats().expect("known").pages_2m, view.trouble()), (2, None));
     }
 
     #[test]

@@ -31,7 +31,7 @@ use wideleaf_policies::recovery::{Cause, Progress, RecoveryLimits};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{BudgetLimits, HugePagePrice, MappingStats, PageSize, Policy, PolicyChoice, VmId};
 
-use crate::gate::GuestGate;
+use crate::gate::{EVENT_EVERY, GuestGate};
 use crate::guest_pages::OutsideTables;
 use crate::heat::WatchedRam;
 use crate::live_view;
@@ -51,8 +51,6 @@ const REFRESH_EVERY: Duration = Duration::from_secs(1);
 /// Interval of the watcher where the gate refreshes itself and KVM's totals need no other process. It then wakes
 /// for the RAM alone: to wake each second for 50 guests would take half a per cent of a core.
 const WATCH_EVERY: Duration = ram_watch::LOOK_EVERY;
-/// Interval between refreshes of such a gate during an event: its end is noticed within that time.
-const EVENT_EVERY: Duration = Duration::from_millis(250);
 
 /// Time that an attach waits for the first tick, so that there is something to show. A tick over a terabyte takes a
 /// tenth of a second.
@@ -244,7 +242,8 @@ impl Attached {
         };
         let seen = host.scan(first.hva, first.gpa.bytes().min(PageSize::Huge2M.bytes()), &mut Vec::new());
         seen.map_err(|source| AttachError::Unseen { pid, source })?;
-        let kvm = OutsideView::of(&process, monitor.as_ref()).map_err(|why| notes.push(why)).ok().map(Arc::new);
+        let kvm =
+            OutsideView::now_or_later(&process, monitor.as_ref()).map_err(|why| notes.push(why)).ok().map(Arc::new);
         let host = Arc::new(host);
         let gate = Arc::new(GuestGate::of(host.clone(), process.clone(), monitor.clone()));
         gate.mappings_say(ram.is_watched);
@@ -380,7 +379,8 @@ impl Attached {
         let (tables_note, heat_note) = (now.tables_note(), now.heat_note());
         drop(now);
         let view = live_view::view(&guest.process, &ram, &live, work);
-        let saved = SavedView { merged: guest.merged(), ..view.saved };
+        let merged = guest.merged();
+        let saved = SavedView { merged: merged.as_ref().map_or(None, |merged| *merged), ..view.saved };
         VmView {
             care,
             policy: Some(policy),
@@ -392,7 +392,7 @@ impl Attached {
                 .chain(heat_note)
                 .chain(guest.trouble())
                 .chain(guest.gate.note())
-                .chain(survey::unknown_savings(&saved))
+                .chain(survey::unknown_savings(&saved, merged.is_ok()))
                 .chain(guest.silence(&live))
                 .chain(live.vms.iter().filter_map(|vm| vm.recovering).map(recovering))
                 .collect(),
@@ -471,9 +471,9 @@ impl Guest {
     }
 
     /// Its merged memory. Takes at most [`deadline::BRIEF`]: the kernel may wait for the lock of the memory map.
-    fn merged(&self) -> Option<u64> {
+    fn merged(&self) -> Result<Option<u64>, NoAnswer> {
         let host = Arc::clone(&self.host);
-        deadline::ask(self.process.key(), deadline::BRIEF, move || survey::merged(&host)).ok().flatten()
+        deadline::ask(self.process.key(), deadline::BRIEF, move || survey::merged(&host))
     }
 
     /// Replaces one manager by another if this is still wanted once the other is there; the caller holds `changing`.
@@ -680,9 +680,8 @@ impl Parts<'_> {
     /// One for each kind of RAM. KVM's totals cover all of them together.
     fn vms(&self, settings: &Settings) -> Vec<ManagedVm> {
         let may_collapse_shared = settings.may_collapse_shared;
-        let mut kinds: Vec<BackingConfig> = self.ram.pieces.iter().map(|piece| backing_of(piece.kind)).collect();
-        kinds.dedup();
-        let kinds = kinds.into_iter().fold(Vec::new(), |mut unique, kind| {
+        let kinds = self.ram.pieces.iter().map(|piece| backing_of(piece.kind));
+        let kinds = kinds.fold(Vec::new(), |mut unique, kind| {
             if !unique.contains(&kind) {
                 unique.push(kind);
             }

@@ -127,7 +127,7 @@ impl Survey {
         let (numa, nodes) = numa.map_or((None, Vec::new()), |(view, nodes)| (Some(view), nodes));
         let saved = host.map(|host| saved(&host, &ram, &windows)).unwrap_or_default();
         let process = process.clone();
-        notes.extend(unknown_savings(&saved).filter(|_| backing.is_some()));
+        notes.extend(unknown_savings(&saved, true).filter(|_| backing.is_some()));
         let at = SystemTime::now();
         Survey {
             process,
@@ -288,12 +288,12 @@ pub(crate) fn merged(host: &ProcessHost) -> Option<u64> {
     merged_pages(host).ok().flatten().map(|pages| (PageSize::Base4K.bytes() * pages).get())
 }
 
-/// Reasons for unknown figures of saved memory.
-pub(crate) fn unknown_savings(saved: &SavedView) -> impl Iterator<Item = String> {
+/// Reasons for unknown figures of saved memory. A process that does not answer is no reason of the kernel's.
+pub(crate) fn unknown_savings(saved: &SavedView, answers: bool) -> impl Iterator<Item = String> {
     let swapped = "swapped memory is not known: swapped pages of shared memory are in no page table";
     let merged = "merged memory is not known: ksm_stat needs Linux 6.1 and the right to read the process";
-    let notes = [(saved.swapped, swapped), (saved.merged, merged)];
-    notes.into_iter().filter(|(figure, _)| figure.is_none()).map(|(_, note)| note.to_owned())
+    let notes = [(saved.swapped.is_none(), swapped), (saved.merged.is_none() && answers, merged)];
+    notes.into_iter().filter(|(is_unknown, _)| *is_unknown).map(|(_, note)| note.to_owned())
 }
 
 fn saved(host: &ProcessHost, ram: &RamMap, windows: &[Vec<WindowBacking>]) -> SavedView {

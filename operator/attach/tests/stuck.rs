@@ -60,6 +60,7 @@ fn a_guest_that_hangs_cannot_be_attached_or_get_another_policy_but_can_be_detach
     assert!(matches!(refused, AttachError::NoAnswer { .. }), "{refused}");
     let view = attached.view();
     assert!(is_silent(&view), "{:?}", view.notes);
+    assert!(!view.notes.iter().any(|note| note.contains("ksm_stat")), "{:?}", view.notes);
     attached.stop();
     let pid = stuck.pid();
     drop(stuck);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use wideleaf_attach::session::{Attached, Settings, plan};
 use wideleaf_attach::survey::Survey;
-use wideleaf_control::view::{Care, GuestPagesView, VmView, WindowRange};
+use wideleaf_control::view::{Care, GuestPagesView, Reason, VmView, WindowRange};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host as _};
 use wideleaf_policies::units::{kib, mib};
@@ -127,9 +127,18 @@ fn a_guest_with_its_policy_off_is_only_observed_until_that_changes() {
 fn a_guest_that_is_asked_to_be_left_alone_is_not_touched() {
     if can_run() {
         let guest = at_work(&["-M", "microvm", "-m", "128M"]);
-        let attached = Attached::start(guest.process(), greedy()).unwrap();
+        let mut attached = Attached::start(guest.process(), Settings::default()).unwrap();
         attached.leave_alone(true);
-        assert!(matches!(attached.view().care, Care::LeftAlone { reason } if reason.contains("asked")));
+        split_all(&guest);
+        attached.set_policy(greedy().policy).unwrap();
+        let is_waiting = |reason: &Reason| reason.name == "left_alone_asked" && reason.windows >= 16;
+        eventually("a tick that leaves it alone", || attached.explain().reasons.iter().any(is_waiting));
+        assert_no_byte_was_lost(&guest);
+        let view = attached.view();
+        assert!(matches!(&view.care, Care::LeftAlone { reason } if reason.contains("asked")), "{:?}", view.care);
+        assert_eq!(done(&view), 0);
+        attached.leave_alone(false);
+        eventually("a promotion", || done(&attached.view()) > 0);
     }
 }
 
