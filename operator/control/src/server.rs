@@ -47,7 +47,8 @@ impl ConnectionId {
     }
 }
 
-/// Number of connections that may be open. The server refuses more of them in a line.
+/// Number of connections that may be open, without those of registered clients: the program that answers bounds the
+/// registrations. The server refuses more of them in a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
     /// Connections of all users together.
@@ -317,7 +318,7 @@ impl Shop {
         let Ok(peer) = Peer::of(&stream).and_then(|peer| stream.set_nonblocking(true).map(|()| peer)) else { return };
         let mut connection = Connection::new(stream, peer, self.takes_files);
         let places = self.places.of(peer.uid);
-        if self.connections.len() >= places {
+        if self.connections.values().filter(|connection| !connection.is_registered()).count() >= places {
             connection.refuse(&format!("all {places} connections are in use: try again later"));
             let _ = connection.advance();
             return;

@@ -7,6 +7,7 @@
 //! Every key has a default, so an empty file is a complete configuration. An unknown key is a mistake, because a
 //! typing error that is ignored in silence is a setting that never takes effect.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -310,6 +311,37 @@ pub struct Wanted {
     pub recovery: RecoveryLimits,
 }
 
+/// The configuration file, which is read at the start and at each reload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigFile {
+    /// Path of the file.
+    pub path: PathBuf,
+    /// Whether the defaults hold without the file.
+    pub may_be_missing: bool,
+}
+
+impl ConfigFile {
+    /// The file at `path`. Only the one in the usual place may be missing: a file that was named must exist.
+    pub fn at(path: PathBuf) -> ConfigFile {
+        ConfigFile { may_be_missing: path == Path::new(CONFIG_PATH), path }
+    }
+
+    /// Reads the file as it is now.
+    ///
+    /// # Errors
+    /// Same errors as [`Config::read`].
+    pub fn read(&self) -> Result<Config, ConfigError> {
+        match Config::read(&self.path) {
+            Err(ConfigError::Unreadable { source, .. })
+                if self.may_be_missing && source.kind() == io::ErrorKind::NotFound =>
+            {
+                Ok(Config::default())
+            }
+            read => read,
+        }
+    }
+}
+
 impl Config {
     /// Parses a file's text.
     ///
@@ -559,6 +591,19 @@ mod tests {
         assert_eq!(of("instance-1", Some("db.small")), ("greedy".into(), best));
         assert_eq!(of("instance-1", Some("db.large")), ("greedy".into(), most), "both patterns match");
         assert_eq!(of("db-1", Some("db.large")), ("greedy".into(), best), "the name does not match");
+    }
+
+    #[test]
+    fn only_the_file_in_the_usual_place_may_be_missing() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let named = ConfigFile::at(folder.path().join("wideleafd.toml"));
+        let error = named.read().expect_err("a file that was named must exist");
+        assert!(error.to_string().contains("wideleafd.toml: "), "{error}");
+        let usual = ConfigFile { may_be_missing: true, ..named };
+        assert_eq!(usual.read().expect("the defaults hold"), Config::default());
+        std::fs::create_dir(&usual.path).expect("nothing is there");
+        usual.read().expect_err("a file that is there and cannot be read is a mistake");
+        assert!(ConfigFile::at(CONFIG_PATH.into()).may_be_missing);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The daemon from start to end: its parts in the order of their start, and the reverse order of their end.
 //!
 //! ```text
-//!   state read ─▶ socket bound ─▶ metrics ─▶ threads ─▶ READY=1 ─▶ signals ──▶ STOPPING=1 ─▶ sockets, threads,
-//!                 (another one lives: end)   │ tick                 │ HUP: reload            guests, state
-//!                                            │ resume, then scout   │ TERM, INT: end
+//!   socket bound ─▶ state read ─▶ metrics, requests ─▶ threads ─▶ READY=1 ─▶ signals ──▶ STOPPING=1 ─▶ sockets, threads,
+//!   (another one lives: end)                           │ tick                 │ HUP: reload            guests, state
+//!                                                      │ resume, then scout   │ TERM, INT: end
 //! ```
 
 use std::fs::{File, TryLockError};
@@ -21,11 +21,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use wideleaf_control::server::ended_by;
 
-use crate::config::Config;
+use crate::config::{Config, ConfigFile};
 use crate::engine::{Doors, Engine, Service, TICK_INTERVAL};
 use crate::metrics::MetricsServer;
 use crate::peer::Access;
-use crate::server::{ListenError, Server};
+use crate::server::{Bound, ListenError};
 use crate::state::{self, Loaded, State};
 
 /// Reason for the daemon's failure.
@@ -54,22 +54,25 @@ pub enum RunError {
 ///
 /// # Errors
 /// [`RunError`]; nothing keeps running then.
-pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result<(), RunError> {
+pub fn run(config: Config, config_file: ConfigFile, doors: Doors) -> Result<(), RunError> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(RunError::Signals)?;
-    let engine = Arc::new(Engine::new(doors, config.clone(), config_path));
+    let engine = Arc::new(Engine::new(doors, config.clone(), config_file));
     engine.begin();
     let access = Access::new(config.socket.group.clone());
-    let server = Server::start(&config.socket, &access, Arc::new(Service::new(engine.clone(), access.clone())))?;
-    let started =
-        claimed_state(&config).and_then(|claim| Ok((claim, earlier_state(&config)?, start_metrics(&config, &engine)?)));
-    let (_claim, earlier, metrics) = match started {
-        Ok(started) => started,
+    let bound = Bound::at(&config.socket, &access)?;
+    let adopted = claimed_state(&config).and_then(|claim| {
+        engine.adopt(earlier_state(&config)?);
+        Ok((claim, start_metrics(&config, &engine)?))
+    });
+    let (_claim, metrics) = match adopted {
+        Ok(adopted) => adopted,
         Err(error) => {
-            server.stop(Instant::now() + END_WITHIN);
+            bound.end();
             return Err(error);
         }
     };
-    engine.adopt(earlier);
+    // Clients that have connected by now are answered from the earlier daemon's state.
+    let server = bound.serve(Arc::new(Service::new(engine.clone(), access)));
     let stop = Arc::new(Stop::default());
     let threads = [("the tick", tick(&engine, &stop)), ("the scout", scout(&engine, &stop))];
     tracing::info!("wideleafd {} listens at {}", env!("CARGO_PKG_VERSION"), config.socket.path.display());

@@ -22,7 +22,7 @@ use wideleaf_memory::deadline::{self, Questions};
 use wideleaf_policies::Bytes;
 
 use crate::block_supply::Supply;
-use crate::config::{Config, ConfigError, Wanted};
+use crate::config::{Config, ConfigError, ConfigFile, Wanted};
 use crate::guests::{Care, Found, Guests, ProcessId, WindowCounts};
 use crate::host_memory::HostMemoryWatch;
 use crate::metrics::{Scrape, ScrapedVm};
@@ -81,7 +81,7 @@ pub struct Doors {
 /// The daemon without its sockets and threads.
 pub struct Engine {
     doors: Doors,
-    config_path: Option<PathBuf>,
+    config_file: ConfigFile,
     state_path: PathBuf,
     started: Instant,
     // A panic happens in a guest's code or before a change: the table's own changes do not panic half way.
@@ -94,6 +94,8 @@ pub struct Engine {
     looks: Arc<Surveys>,
     /// A registered VM has reported; waited for with the table.
     reported: Condvar,
+    /// An attach has ended, with or without success; waited for with the table.
+    attach_ended: Condvar,
     starting: Starting,
     promotable: Mutex<Promotable>,
 }
@@ -169,9 +171,8 @@ fn now_s() -> u64 {
 }
 
 impl Engine {
-    /// An engine without guests. [`Engine::reload`] reads `config_path`; `None`: there is no file, and
-    /// the defaults hold.
-    pub fn new(doors: Doors, config: Config, config_path: Option<PathBuf>) -> Engine {
+    /// An engine without guests. [`Engine::reload`] reads `config_file`.
+    pub fn new(doors: Doors, config: Config, config_file: ConfigFile) -> Engine {
         let state_path = config.state.path.clone();
         let table = Table {
             config,
@@ -193,7 +194,7 @@ impl Engine {
         let looks = Arc::new(Surveys::new(Arc::clone(&doors.questions)));
         Engine {
             doors,
-            config_path,
+            config_file,
             state_path,
             started: Instant::now(),
             table: Mutex::new(table),
@@ -202,6 +203,7 @@ impl Engine {
             sharing: Mutex::new(()),
             looks,
             reported: Condvar::new(),
+            attach_ended: Condvar::new(),
             starting: Starting::default(),
             promotable: Mutex::default(),
         }
@@ -282,13 +284,13 @@ impl Engine {
     /// # Errors
     /// The mistake in the file; nothing is changed then.
     pub fn reload(&self) -> Result<(), ConfigError> {
-        let config = self.config_path.as_deref().map_or(Ok(Config::default()), Config::read)?;
+        let read = self.config_file.read()?;
         let processes: Vec<ProcessId> = {
             let mut table = self.table();
-            let is_elsewhere = config.socket != table.config.socket
-                || config.metrics != table.config.metrics
-                || config.state != table.config.state;
-            if is_elsewhere {
+            // Those that this daemon started with.
+            let Config { socket, metrics, state, .. } = table.config.clone();
+            let config = Config { socket, metrics, state, ..read.clone() };
+            if (&read.socket, &read.metrics, &read.state) != (&config.socket, &config.metrics, &config.state) {
                 tracing::warn!("[socket], [metrics] and [state] stay as they were: restart wideleafd to change them");
             }
             table.config = config;

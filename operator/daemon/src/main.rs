@@ -2,7 +2,7 @@
 //! in the library.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGua
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
+use wideleaf_daemon::config::{CONFIG_PATH, ConfigFile};
 use wideleaf_daemon::{daemon, host};
 
 // Also a file of the command line; that crate embeds the guest image and is therefore not a dependency.
@@ -64,8 +64,9 @@ fn main() -> ExitCode {
     if cli.man {
         return print_manual();
     }
-    let (config, path) = match read(&cli.config) {
-        Ok(read) => read,
+    let file = ConfigFile::at(cli.config);
+    let config = match file.read() {
+        Ok(config) => config,
         Err(error) => return failed(EXIT_INPUT, &error),
     };
     if cli.check {
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
         Ok(log) => log,
         Err(error) => return failed(EXIT_INPUT, &error),
     };
-    let ended = daemon::run(config, path, host::doors());
+    let ended = daemon::run(config, file, host::doors());
     log.end();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -92,14 +93,6 @@ fn print_manual() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(EXIT_OUTPUT, &error),
     }
-}
-
-/// Without a file in the usual place the defaults hold; a file that was named must exist.
-fn read(path: &Path) -> Result<(Config, Option<PathBuf>), ConfigError> {
-    if path == Path::new(CONFIG_PATH) && !path.exists() {
-        return Ok((Config::default(), None));
-    }
-    Config::read(path).map(|config| (config, Some(path.to_owned())))
 }
 
 fn failed(code: u8, error: &dyn std::error::Error) -> ExitCode {

@@ -1,6 +1,6 @@
 //! The control socket: [`wideleaf_control::server`] has the connections, and a few threads answer (`answering.rs`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,12 +16,16 @@ mod answering;
 pub use crate::listen_error::ListenError;
 pub use wideleaf_control::server::{ConnectionId, REQUEST_BYTES_MAX};
 
-/// Number of clients, beyond which more are refused in a line. An operator's host has one hook at a time, a
-/// dashboard or two, and a connection for each registered VM.
+/// Number of clients without a registered VM, beyond which more are refused in a line. An operator's host has one hook
+/// at a time, and a dashboard or two.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// Further connections for root: libvirt's hook has to get through, however many other clients are connected.
 const CONNECTIONS_OF_ROOT: usize = 8;
+
+/// Number of registered VMs, each with a connection that takes no place of another client. Each report wakes the
+/// thread that polls all of them.
+pub const REGISTERED_MAX: usize = 512;
 
 const PLACES: Places = Places { of_all: CONNECTIONS_MAX, more_for_root: CONNECTIONS_OF_ROOT };
 
@@ -40,12 +44,18 @@ pub struct Server {
     path: PathBuf,
 }
 
-impl Server {
-    /// Binds the socket and serves it until [`Server::stop`]. A file without a listener is replaced.
+/// A socket that clients can already connect to. They wait until [`Bound::serve`].
+pub struct Bound {
+    listening: Listening,
+    path: PathBuf,
+}
+
+impl Bound {
+    /// Binds the socket. A file without a listener is replaced.
     ///
     /// # Errors
     /// [`ListenError`], which names the process that listens there already.
-    pub fn start(config: &SocketConfig, access: &Access, answers: Arc<dyn Answers>) -> Result<Server, ListenError> {
+    pub fn at(config: &SocketConfig, access: &Access) -> Result<Bound, ListenError> {
         let gid = access.gid().map_err(ListenError::NoGroup)?;
         let file = SocketFile {
             path: &config.path,
@@ -55,17 +65,33 @@ impl Server {
             owner: "another wideleafd",
             remedy: "give this daemon another socket.path",
         };
-        let listening = Listening::at(&file)?;
-        let lines = listening.serve(PLACES, || {}, |jobs, replies| answering::start(jobs, &replies, &answers));
-        Ok(Server { lines, path: config.path.clone() })
+        Ok(Bound { listening: Listening::at(&file)?, path: config.path.clone() })
     }
 
+    /// Serves the socket until [`Server::stop`].
+    pub fn serve(self, answers: Arc<dyn Answers>) -> Server {
+        let Bound { listening, path } = self;
+        let lines = listening.serve(PLACES, || {}, |jobs, replies| answering::start(jobs, &replies, &answers));
+        Server { lines, path }
+    }
+
+    /// Removes the socket without serving it.
+    pub fn end(self) {
+        remove(&self.path);
+    }
+}
+
+impl Server {
     /// Ends all connections and removes the socket. It waits for a request under way, until `until`.
     pub fn stop(self, until: Instant) {
         self.lines.stop_by(until).iter().for_each(|problem| tracing::error!("{problem}"));
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::error!("cannot remove {}: {error}", self.path.display());
-        }
+        remove(&self.path);
+    }
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::error!("cannot remove {}: {error}", path.display());
     }
 }
 
@@ -82,13 +108,12 @@ mod tests {
     use std::io::{self, BufRead, BufReader, Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::{UnixListener, UnixStream};
-    use std::path::Path;
     use std::thread;
     use std::time::Duration;
 
     use parking_lot::Mutex;
     use proptest::prelude::*;
-    use wideleaf_control::protocol::Answer;
+    use wideleaf_control::protocol::{Answer, Envelope, LiveReport};
 
     use super::*;
 
@@ -125,13 +150,16 @@ mod tests {
         server: Option<Server>,
     }
 
+    fn start(config: &SocketConfig, parrot: Arc<Parrot>) -> Result<Server, ListenError> {
+        Bound::at(config, &Access::new(None)).map(|bound| bound.serve(parrot))
+    }
+
     impl Bench {
         fn new() -> Bench {
             let folder = tempfile::tempdir().expect("a temporary folder");
             let config = SocketConfig { path: folder.path().join("control.sock"), ..SocketConfig::default() };
             let parrot = Arc::new(Parrot::default());
-            let server =
-                Server::start(&config, &Access::new(None), parrot.clone()).expect("no other server listens there");
+            let server = start(&config, parrot.clone()).expect("no other server listens there");
             Bench { _folder: folder, config, parrot, server: Some(server) }
         }
 
@@ -251,9 +279,42 @@ mod tests {
     }
 
     #[test]
+    fn registered_vms_take_no_place_of_another_client() {
+        let bench = Bench::new();
+        let places = PLACES.of(nix::unistd::geteuid().as_raw());
+        let register = serde_json::to_string(&Envelope::from(Request::Register {
+            vm: Box::new(crate::guests::fake::FakeGuests::default().started_view(1)),
+            live: LiveReport::default(),
+        }));
+        let register = register.expect("JSON");
+        let registered: Vec<UnixStream> = (0..places)
+            .map(|_| {
+                let stream = bench.connect();
+                assert_eq!(ask(&stream, &register), "{\"ok\":\"done\"}\n");
+                stream
+            })
+            .collect();
+        assert_eq!(ask(&bench.connect(), LIST), NO_VMS, "beside {} registered VMs", registered.len());
+    }
+
+    #[test]
+    fn a_client_that_connects_before_the_server_serves_is_answered_once_it_does() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let config = SocketConfig { path: folder.path().join("a.sock"), ..SocketConfig::default() };
+        let bound = Bound::at(&config, &Access::new(None)).expect("nothing listens there");
+        let stream = connect(&config.path);
+        let server = bound.serve(Arc::new(Parrot::default()));
+        assert_eq!(ask(&stream, LIST), NO_VMS);
+        stop(server);
+        let bound = Bound::at(&config, &Access::new(None)).expect("nothing listens there");
+        bound.end();
+        assert!(!config.path.exists());
+    }
+
+    #[test]
     fn the_socket_of_a_running_server_is_kept_and_that_of_a_dead_one_is_replaced() {
         let bench = Bench::new();
-        let second = Server::start(&bench.config, &Access::new(None), bench.parrot.clone()).map(stop);
+        let second = start(&bench.config, bench.parrot.clone()).map(stop);
         let error = second.expect_err("one listens already").to_string();
         assert!(error.starts_with(&format!("another wideleafd (pid {}) is listening", std::process::id())), "{error}");
         assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
@@ -262,7 +323,7 @@ mod tests {
         let config = SocketConfig { path: folder.path().join("a.sock"), ..SocketConfig::default() };
         drop(UnixListener::bind(&config.path).expect("bound"));
         assert!(config.path.exists(), "a file without a listener");
-        let server = Server::start(&config, &Access::new(None), bench.parrot.clone()).expect("the file is replaced");
+        let server = start(&config, bench.parrot.clone()).expect("the file is replaced");
         assert_eq!(ask(&connect(&config.path), LIST), NO_VMS);
         stop(server);
     }
@@ -273,7 +334,7 @@ mod tests {
         let config = SocketConfig { path: folder.path().join("precious"), ..SocketConfig::default() };
         std::fs::write(&config.path, "data").expect("written");
         let parrot = Arc::new(Parrot::default());
-        let error = Server::start(&config, &Access::new(None), parrot).map(stop).expect_err("it is a file");
+        let error = start(&config, parrot).map(stop).expect_err("it is a file");
         assert!(error.to_string().contains("is not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&config.path).expect("still there"), "data");
     }

@@ -48,6 +48,8 @@ pub(super) struct Connection {
     peer: Peer,
     phase: Phase,
     input: Vec<u8>,
+    /// Bytes at the start of `input` that have no end of a line among them.
+    searched: usize,
     /// Files that came with `input`; `None` if the server takes none.
     files: Option<Vec<OwnedFd>>,
     since: Instant,
@@ -79,10 +81,15 @@ impl Connection {
             peer,
             phase: Phase::Reading,
             input: Vec::new(),
+            searched: 0,
             files: takes_files.then(Vec::new),
             since: Instant::now(),
             is_registered: false,
         }
+    }
+
+    pub(super) fn is_registered(&self) -> bool {
+        self.is_registered
     }
 
     pub(super) fn peer(&self) -> Peer {
@@ -196,7 +203,10 @@ impl Connection {
 
     /// First complete line of the input, without its end, and the files that came until then.
     fn take_line(&mut self) -> Option<Progress> {
-        let end = self.input.iter().position(|byte| *byte == b'\n')?;
+        // A request in many pieces would otherwise be searched from its start at each of them.
+        let searched = std::mem::replace(&mut self.searched, self.input.len());
+        let end = searched + self.input[searched..].iter().position(|byte| *byte == b'\n')?;
+        self.searched = 0;
         let rest = self.input.split_off(end + 1);
         let mut line = std::mem::replace(&mut self.input, rest);
         line.pop();
@@ -285,6 +295,7 @@ mod tests {
         let mut connection = Connection::new(here, Peer { pid: 1, uid: 0, gid: 0 }, false);
         (&there).write_all(b"one").expect("written");
         assert!(matches!(connection.advance(), Progress::Waiting));
+        assert_eq!(connection.searched, 3, "they are not searched again");
         (&there).write_all(b"\ntwo\n").expect("written");
         assert!(matches!(connection.advance(), Progress::Line(line, _) if line == b"one"));
         assert!(matches!(connection.advance(), Progress::Waiting)); // one at a time

@@ -161,6 +161,7 @@ impl Engine {
         let taken = taken.unwrap_or_else(|panicked| Err(format!("attaching it {panicked}")));
         let mut table = self.table();
         table.being_attached.remove(&found.process);
+        self.attach_ended.notify_all();
         let mut vm = taken?;
         vm.left_alone_until = left_alone_until;
         tracing::info!("{} (pid {}) is managed: policy {}", vm.found.name, vm.found.process.pid, vm.wanted.policy);

@@ -1,21 +1,25 @@
 //! Answers to requests, and the permissions that they need.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wideleaf_control::protocol::{ASK_AGAIN, Answer, Limits, LiveReport, Reply, Request, Settings, Target};
 use wideleaf_control::view::{self, DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
 use super::offer::Offer;
 use super::vm::{self, Hands, Vm};
-use super::{Engine, told};
+use super::{Engine, Table, told};
 use crate::guests::{Care, Found, Guests, ProcessId};
 use crate::peer::{Access, Peer, is_reading};
-use crate::server::{Answers, ConnectionId};
+use crate::server::{Answers, ConnectionId, REGISTERED_MAX};
 use crate::usage;
 
 /// Number of VMs named in the error for an unknown one.
 const NAMES_MAX: usize = 20;
+
+/// Time that libvirt's report of a domain waits for an attach of its guest. A monitor may receive several questions
+/// that take up to a second each.
+const ATTACH_WAIT: Duration = Duration::from_secs(5);
 
 /// Reason shown for a guest that an earlier daemon managed.
 const IS_STARTING: &str = "wideleafd is about to take it up again";
@@ -314,11 +318,13 @@ impl Engine {
     /// Handles libvirt's report that a domain runs. A domain that the configuration does not name and that does not
     /// ask for management is left alone. So is one that was detached, also when libvirtd was restarted and reports
     /// it again. Settings since it was taken stay. A domain that was taken before its metadata were known is
-    /// attached again where they change settings that are fixed at attach.
+    /// attached again where they change settings that are fixed at attach. So is one that the scout is attaching now.
     fn started(&self, domain: String, uuid: &str, pid: u32, settings: &Settings) -> Result<Answer, String> {
         let found = self.doors.guests.resolve(&Target::Pid(pid))?;
         let settings = {
             let mut table = self.table();
+            let is_being_attached = |table: &mut Table| table.being_attached.contains(&found.process);
+            self.attach_ended.wait_while_for(&mut table, is_being_attached, ATTACH_WAIT);
             table.rooms.iter_mut().filter(|room| room.uuid == uuid).for_each(|room| room.start(found.process));
             let earlier = table.remembered(found.process);
             let said = table.vms.get(&found.process).map(|vm| vm.said.clone());
@@ -382,6 +388,10 @@ impl Engine {
             found.is_name_anothers = table.has_domain(&found.name);
             if table.vms.contains_key(&process) {
                 return Err(format!("{} (pid {}) is managed already: detach it first", found.name, process.pid));
+            }
+            let registered = table.vms.values().filter(|vm| matches!(vm.hands, Hands::Registered(_))).count();
+            if registered >= REGISTERED_MAX {
+                return Err(format!("all {REGISTERED_MAX} places for registered VMs are in use: try again later"));
             }
             let said = table.registered.get(&process).cloned().unwrap_or_default();
             let wanted = table.wanted(&found, &said)?;

@@ -89,7 +89,7 @@ impl Bench {
             questions: Arc::default(),
         };
         let config = Config::parse(&text).expect("the test's configuration makes sense");
-        let engine = Arc::new(Engine::new(doors, config, Some(config_path)));
+        let engine = Arc::new(Engine::new(doors, config, ConfigFile { path: config_path, may_be_missing: true }));
         let service = Service::new(engine.clone(), Access::with_files(None, 0, "/nowhere"));
         let bench = Bench { folder, guests, pools, available, supply, engine, service };
         bench.engine.adopt(bench.state());
@@ -465,6 +465,30 @@ fn a_reload_changes_running_vms_and_keeps_their_counters() {
     let view = bench.list().remove(0);
     assert_eq!((view.policy.as_deref(), view.guarantee), (Some("greedy"), Guarantee::Coverage(9_500)));
     assert_eq!((view.work.map(|work| work.copied), bench.guests.guest(10).attached), (Some(mib(6).get()), 1));
+}
+
+#[test]
+fn a_reload_reads_a_file_that_was_written_after_the_start() {
+    let bench = Bench::new("");
+    std::fs::remove_file(bench.folder.path().join("wideleafd.toml")).expect("the test's own");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    assert_eq!(bench.ask(Request::Reload), Ok(Answer::Done), "the defaults hold without it");
+    bench.configure("[defaults]\npolicy = \"greedy\"");
+    assert_eq!(bench.ask(Request::Reload), Ok(Answer::Done));
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("greedy"));
+    bench.configure("[defaults]\npolicy = \"nonsense\"");
+    assert!(bench.ask(Request::Reload).expect_err("there is no such policy").contains("wideleafd.toml:4:10: "));
+}
+
+#[test]
+fn a_reload_keeps_the_sections_that_only_a_restart_changes() {
+    let bench = Bench::new("");
+    let of = |config: &Config| (config.socket.clone(), config.metrics.clone(), config.state.clone());
+    let started_with = of(&bench.engine.table().config);
+    bench.configure("[socket]\npath = \"/elsewhere\"\n[metrics]\nlisten = \"127.0.0.1:9999\"");
+    assert_eq!(bench.ask(Request::Reload), Ok(Answer::Done));
+    assert_eq!(of(&bench.engine.table().config), started_with);
 }
 
 #[test]

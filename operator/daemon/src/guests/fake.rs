@@ -160,6 +160,12 @@ impl FakeGuests {
         process
     }
 
+    /// View of a guest that is started for it.
+    pub fn started_view(&self, pid: u32) -> VmView {
+        self.start(pid, "ours");
+        self.guest(pid).view()
+    }
+
     /// Changes one guest.
     ///
     /// # Panics

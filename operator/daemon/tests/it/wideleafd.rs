@@ -9,8 +9,8 @@ use crate::place::{Daemon, Place, WITHIN, eventually, scrape};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
-use wideleaf_control::client::ask;
-use wideleaf_control::protocol::{Envelope, LiveReport, PoolRequest, Request, Settings, Target};
+use wideleaf_control::client::{ClientError, ask};
+use wideleaf_control::protocol::{Answer, Envelope, LiveReport, PoolRequest, Request, Settings, Target};
 use wideleaf_control::view::VmView;
 use wideleaf_policies::units::mib;
 use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
@@ -236,6 +236,23 @@ fn a_registered_vm_is_listed_as_long_as_its_connection() {
     assert_eq!(daemon.managed()[0].name, "ours");
     drop(stream);
     eventually("it is forgotten", || daemon.managed().is_empty());
+}
+
+#[test]
+fn a_client_that_asks_while_an_earlier_state_is_read_waits_for_it() {
+    let place = Place::new();
+    // Long enough to be read while the client asks.
+    let state = r#"{"version":1,"guests":[],"left":[],"rooms":[]}"#.to_owned() + &" ".repeat(32 << 20);
+    std::fs::write(place.file("state.json"), state).unwrap();
+    let child = place.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let _daemon = Daemon { place: &place, child };
+    let prepare = || Request::Prepare { domain: "web".into(), uuid: "u".into(), pages: Vec::new(), ordinary: None };
+    let mut answer = None;
+    eventually("the daemon listens", || {
+        answer = Some(ask(&place.socket(), prepare()));
+        !matches!(answer, Some(Err(ClientError::NoDaemon { .. })))
+    });
+    assert!(matches!(answer, Some(Ok(Answer::Done))), "{answer:?}");
 }
 
 #[test]

@@ -119,7 +119,7 @@ fn daemon(root: &Path, pools: Mortal) -> Service {
         supply: Arc::new(NoSupply),
         questions: Arc::default(),
     };
-    let engine = Arc::new(Engine::new(doors, config, None));
+    let engine = Arc::new(Engine::new(doors, config, ConfigFile::at("/nowhere".into())));
     let Ok(Loaded::Fresh | Loaded::Known(_)) = state::load(&state_path(root)) else { panic!("a damaged state") };
     engine.adopt(match state::load(&state_path(root)).expect("it can be read") {
         Loaded::Known(state) => state,

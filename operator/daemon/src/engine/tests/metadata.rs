@@ -77,3 +77,27 @@ fn a_flavor_is_forgotten_with_the_process_or_when_libvirt_reports_none() {
     bench.scout();
     assert_eq!(bench.state().flavors, []);
 }
+
+#[test]
+fn metadata_that_arrive_while_the_guest_is_being_attached_hold_once_it_is() {
+    let bench = Bench::new("[attach]\nautomatic = \"all\"");
+    bench.guests.start_domain(10, "web");
+    let Request::Started { domain, uuid, pid, mistakes, flavor, .. } = started(10, "web", None) else { unreachable!() };
+    let settings = Settings { guarantee: Some("95%".into()), qmp: Some(monitor_of("web")), ..Settings::default() };
+    let report = Request::Started { domain, uuid, pid, settings, mistakes, flavor };
+    let busy = bench.guests.guest(10).busy;
+    let attaching = busy.lock();
+    thread::scope(|scope| {
+        scope.spawn(|| bench.scout());
+        while bench.engine.table().being_attached.is_empty() {
+            thread::yield_now();
+        }
+        let reported = scope.spawn(|| bench.ask(report));
+        // A report that did not wait would mostly be refused by then.
+        thread::sleep(Duration::from_millis(100));
+        drop(attaching);
+        assert_eq!(reported.join().expect("no panic"), Ok(Answer::Done));
+    });
+    assert_eq!(bench.list()[0].guarantee, Guarantee::Coverage(9_500));
+    assert_eq!(bench.guests.guest(10).qmp, Some(monitor_of("web")));
+}

@@ -1,6 +1,7 @@
 //! VMs of `wideleaf run`, which register themselves and have a manager of their own.
 
 use super::*;
+use crate::server::REGISTERED_MAX;
 
 fn limits(answer: Result<Answer, String>) -> Limits {
     let Ok(Answer::Limits(limits)) = answer else { panic!("{answer:?}") };
@@ -118,6 +119,23 @@ fn a_process_cannot_register_the_vm_of_another() {
     assert_eq!(error, "process 1 cannot register a VM of process 77");
     bench.ask(register(1)).expect("it registers");
     assert!(bench.ask(register(1)).expect_err("twice").contains("managed already"));
+}
+
+#[test]
+fn registered_vms_are_bounded_and_one_that_ends_makes_room() {
+    let bench = Bench::new("");
+    let register_as = |pid: u32| {
+        let (connection, peer) = (ConnectionId::new(u64::from(pid)), Peer { pid, ..ROOT });
+        bench.service.answer(connection, peer, register(pid))
+    };
+    let most = u32::try_from(REGISTERED_MAX).expect("it is small");
+    for pid in 1..=most {
+        assert!(matches!(register_as(pid), Reply::Ok(_)), "{pid}");
+    }
+    let refused = format!("all {REGISTERED_MAX} places for registered VMs are in use: try again later");
+    assert_eq!(register_as(most + 1), Reply::Error(refused));
+    bench.service.closed(ConnectionId::new(1));
+    assert!(matches!(register_as(most + 1), Reply::Ok(_)));
 }
 
 #[test]
