@@ -77,7 +77,11 @@ pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
     capabilities.push(cgroup::cgroups());
     capabilities.extend(devices::capabilities());
     let walk = ChosenWalkCost::read(Path::new("/"));
-    let mappings = if args.mappings { Some(check_all(&front, &interrupts)?) } else { None };
+    let checked = args.mappings.then(|| check_all(&front, &interrupts)).transpose();
+    let (mappings, checked) = match checked {
+        Ok(mappings) => (mappings, Ok(())),
+        Err(why) => (None, Err(why)),
+    };
     let report = DoctorReport {
         environment: Environment::capture(),
         walk_cost: walk.to_string(),
@@ -86,10 +90,10 @@ pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
         mappings,
     };
     let wrong = report.mappings.as_ref().map_or(0, MappingReport::wrong);
-    let verdict = match wrong {
+    let verdict = checked.and_then(|()| match wrong {
         0 => Ok(()),
         _ => Err(Failure::GuestFailed(format!("{wrong} mappings are not as expected; see the table above"))),
-    };
+    });
     end_of_both("wideleaf", verdict, output.write(&report, DoctorReport::to_table))
 }
 

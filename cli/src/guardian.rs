@@ -2,7 +2,7 @@
 //! this process is open, and the kernel closes that pipe in every case.
 //!
 //! ```text
-//!   wideleaf demo ── standard input, never written to ──▶ wideleaf hold-pool, hold-khugepaged, hold-fragments
+//!   wideleaf demo, doctor ── standard input, never written to ──▶ wideleaf hold-pool, hold-khugepaged, hold-fragments
 //!         ▲                                                  takes it
 //!         └──────────── "held", or nothing ──────────────────┘
 //!        ends: the pipe is closed ─────────────────────────▶ gives it back, and ends

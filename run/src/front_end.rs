@@ -4,7 +4,8 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use wideleaf_policies::Bytes;
+use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_vmm::Machine;
 use wideleaf_vmm::devices::SerialSink;
 
@@ -24,6 +25,9 @@ pub enum Work<'a> {
     /// This number of small guests with different mappings.
     Mappings(u64),
 }
+
+/// Room in a pool, given back when it is dropped.
+pub type PoolRoom = Box<dyn Debug + Send>;
 
 /// Shown progress of one piece of work.
 pub trait Progress: Send + Sync {
@@ -94,6 +98,16 @@ pub trait FrontEnd: Debug + Send + Sync {
     /// Begins to show the progress of that work.
     fn progress(&self, _work: Work<'_>) -> Arc<dyn Progress> {
         Arc::new(Hidden)
+    }
+
+    /// Makes room in the pool for that number of pages more. This default holds it in this process, and a SIGKILL
+    /// leaves it; a program with a child that holds it leaves nothing.
+    ///
+    /// # Errors
+    /// The reason why there is no room.
+    fn lease_pool(&self, size: PageSize, pages: u64) -> Result<PoolRoom, String> {
+        let lease = HugetlbPools::of_this_machine().lease(size, pages).map_err(|error| error.to_string())?;
+        Ok(Box::new(lease))
     }
 
     /// Opens the console of a guest.

@@ -432,8 +432,11 @@ impl RunningGuest {
 }
 
 /// Page sizes that a guest may use for its own tables on this host.
-pub fn guest_pages() -> Vec<PageSize> {
+///
+/// # Errors
+/// [`Failure::Host`] if no guest can run here.
+pub fn guest_pages() -> Result<Vec<PageSize>, Failure> {
     let cpuid = KvmSystem::open().and_then(|kvm| kvm.supported_cpuid());
-    let has = |size| cpuid.as_ref().is_ok_and(|cpuid| has_page_size(cpuid, size));
-    PageSize::ALL.into_iter().filter(|size| has(*size)).collect()
+    let cpuid = cpuid.map_err(|error| Failure::Host(error.to_string()))?;
+    Ok(PageSize::ALL.into_iter().filter(|size| has_page_size(&cpuid, *size)).collect())
 }

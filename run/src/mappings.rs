@@ -80,16 +80,18 @@ pub struct MappingRow {
 /// # Errors
 /// [`Failure`] if there is no KVM, or a guest crashes or finds a wrong word.
 pub fn check_all(front: &Arc<dyn FrontEnd>, interrupts: &Interrupts) -> Result<MappingReport, Failure> {
+    let guest_pages = guest::guest_pages()?;
     let paging = guest::paging_name()?;
     let vcpus = std::thread::available_parallelism().map_or(1, usize::from).min(2) as u8;
     let mut report =
         MappingReport { paging: paging.into(), pattern_bytes: PATTERN.get(), rows: Vec::new(), skipped: Vec::new() };
-    let cases: Vec<_> = cases().collect();
+    let cases: Vec<_> = cases(guest_pages).collect();
     let progress = front.progress(Work::Mappings(cases.len() as u64));
     for (guest_page, kind, host_page) in cases {
         let backing = BackingConfig::new(kind, host_page).map_err(|error| Failure::Usage(error.to_string()))?;
         let name = format!("{} {host_page}, guest {guest_page}", kind.name());
         tracing::info!("{name}");
+        interrupts.check()?;
         let checked = check_one(front, paging, vcpus, guest_page, backing, interrupts);
         match checked.map_err(|failure| failure.during(&name))? {
             Ok(rows) => report.rows.extend(rows),
@@ -102,7 +104,7 @@ pub fn check_all(front: &Arc<dyn FrontEnd>, interrupts: &Interrupts) -> Result<M
 }
 
 /// Guest page, kind of backing, and host page at the start.
-fn cases() -> impl Iterator<Item = (PageSize, BackingKind, PageSize)> {
+fn cases(guest_pages: Vec<PageSize>) -> impl Iterator<Item = (PageSize, BackingKind, PageSize)> {
     const BACKINGS: [(BackingKind, PageSize); 5] = [
         (BackingKind::Anon, PageSize::Base4K),
         (BackingKind::Anon, PageSize::Huge2M),
@@ -110,9 +112,7 @@ fn cases() -> impl Iterator<Item = (PageSize, BackingKind, PageSize)> {
         (BackingKind::Hugetlb, PageSize::Huge2M),
         (BackingKind::Hugetlb, PageSize::Giant1G),
     ];
-    guest::guest_pages()
-        .into_iter()
-        .flat_map(|guest_page| BACKINGS.map(|(kind, host_page)| (guest_page, kind, host_page)))
+    guest_pages.into_iter().flat_map(|guest_page| BACKINGS.map(|(kind, host_page)| (guest_page, kind, host_page)))
 }
 
 /// Level with which this paging should map a window.
@@ -151,9 +151,12 @@ fn check_one(
     if backing.kind() == BackingKind::Hugetlb {
         let size = backing.start_page();
         let missing = pool.status(size).map(|pool| memory.pages(size).saturating_sub(pool.available()));
-        match missing.and_then(|pages| if pages > 0 { pool.lease(size, pages).map(Some) } else { Ok(None) }) {
+        match missing.map_err(|error| error.to_string()).and_then(|pages| match pages {
+            0 => Ok(None),
+            _ => front.lease_pool(size, pages).map(Some),
+        }) {
             Ok(taken) => lease = taken,
-            Err(why) => return Ok(Err(why.to_string())),
+            Err(why) => return Ok(Err(why)),
         }
     }
     let guest = PatternGuest::start(front, vcpus, guest_page, memory, backing)?;
@@ -247,7 +250,7 @@ impl PatternGuest {
                 return Err(self.ended_early());
             }
             if Instant::now() >= deadline {
-                return Err(Failure::TimedOut(PASS_TIMEOUT));
+                return Err(Failure::TookTooLong(format!("the guest reported no pass within {PASS_TIMEOUT:?}")));
             }
             std::thread::sleep(STEP);
         }

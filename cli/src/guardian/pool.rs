@@ -11,31 +11,42 @@ use wideleaf_run::failure::Failure;
 
 use super::{Held, until_input_ends};
 
-/// Arguments of the child that holds the pool for a demo.
+/// Arguments of the child that holds pages of the pool.
 #[derive(Debug, Args)]
 pub struct HoldPoolArgs {
-    /// Number of 2 MiB pages
+    /// Number of pages
     #[arg(long, value_name = "N")]
     pub pages: u64,
+
+    /// Size of a page
+    #[arg(long, value_name = "2m|1g", value_parser = PageSize::parse, default_value = "2m")]
+    pub size: PageSize,
 
     /// The folder that holds `sys/`
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     pub root: PathBuf,
 }
 
-/// 2 MiB pages of the pool, held until this is dropped or the process ends.
+/// Pages of the pool, held until this is dropped or the process ends.
 #[derive(Debug)]
 pub struct HeldPool(#[expect(dead_code, reason = "given back when dropped")] Held);
 
 impl HeldPool {
+    /// As [`HeldPool::lease_of`], with pages of 2 MiB.
+    ///
+    /// # Errors
+    /// The reason why they are not available.
+    pub fn lease(pages: u64) -> Result<HeldPool, String> {
+        HeldPool::lease_of(PageSize::Huge2M, pages)
+    }
+
     /// Adds this number of pages to the pool. They are made when they are mapped, so this maps them once: a host with
     /// its memory in pieces has none.
     ///
     /// # Errors
     /// The reason why they are not available.
-    pub fn lease(pages: u64) -> Result<HeldPool, String> {
-        let held = Held::start(&["hold-pool", "--pages", &pages.to_string()])?;
-        let size = PageSize::Huge2M;
+    pub fn lease_of(size: PageSize, pages: u64) -> Result<HeldPool, String> {
+        let held = Held::start(&["hold-pool", "--size", size.name(), "--pages", &pages.to_string()])?;
         let range = GpaRange::new(Gpa::new(0), size.bytes() * pages).ok_or("no pages are asked for")?;
         let backing = BackingConfig::new(BackingKind::Hugetlb, size).map_err(|error| error.to_string())?;
         GuestRam::map(&[range], backing).map_err(|error| error.to_string())?;
@@ -50,6 +61,6 @@ impl HeldPool {
 pub fn main(args: &HoldPoolArgs) -> Result<(), Failure> {
     wideleaf_run::guardian::outlive_signals();
     let pools = HugetlbPools::at(&args.root);
-    let _lease = pools.lease(PageSize::Huge2M, args.pages).map_err(|error| Failure::Host(error.to_string()))?;
+    let _lease = pools.lease(args.size, args.pages).map_err(|error| Failure::Host(error.to_string()))?;
     until_input_ends("")
 }

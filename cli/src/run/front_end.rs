@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
+use wideleaf_policies::PageSize;
 use wideleaf_run::failure::Failure;
-use wideleaf_run::front_end::{FrontEnd, GuestConsole, Progress, ThreadBegin, Work};
+use wideleaf_run::front_end::{FrontEnd, GuestConsole, PoolRoom, Progress, ThreadBegin, Work};
 use wideleaf_run::interrupts::Interrupts;
 
 use super::console::TerminalConsole;
+use crate::guardian::pool::HeldPool;
 use crate::progress::visible_bar;
 use crate::stderr;
 
@@ -44,6 +46,10 @@ impl FrontEnd for TerminalFrontEnd {
             Work::Prefault(bytes) => visible_bar(bytes.get(), "prefault {bar:30} {bytes}/{total_bytes}"),
             Work::Mappings(guests) => visible_bar(guests, "{bar:30} {pos}/{len} guests [{elapsed}]"),
         }))
+    }
+
+    fn lease_pool(&self, size: PageSize, pages: u64) -> Result<PoolRoom, String> {
+        Ok(Box::new(HeldPool::lease_of(size, pages)?))
     }
 
     fn open_console(&self, interrupts: &Interrupts) -> Result<Box<dyn GuestConsole>, Failure> {

@@ -257,7 +257,8 @@ fn missing_giants(cell: Cell) -> Option<String> {
 /// Reason why a guest cannot have pages of that size.
 fn missing_guest_page(cell: Cell) -> Option<String> {
     let page = cell.guest?;
-    (!guest::guest_pages().contains(&page)).then(|| format!("KVM gives its guests no {page} pages here"))
+    (!guest::guest_pages().is_ok_and(|pages| pages.contains(&page)))
+        .then(|| format!("KVM gives its guests no {page} pages here"))
 }
 
 /// Levels that a run reports.

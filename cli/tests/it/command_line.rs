@@ -18,6 +18,7 @@ use predicates::prelude::*;
 use serde_json::Value;
 use wideleaf_kernels::KERNELS;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_testing::has_kvm;
 use wideleaf_testing::json::numbers_without_unit;
 use wideleaf_testing::scratch::Running;
 use wideleaf_vmm::HostLimits;
@@ -368,25 +369,56 @@ fn is_arm(process: &str) -> bool {
 
 #[test]
 fn the_pools_holder_releases_it_when_its_parent_is_gone() {
+    releases_it("2m", "hugepages-2048kB", "nr_overcommit_hugepages");
+    releases_it("1g", "hugepages-1048576kB", "nr_hugepages");
+}
+
+fn releases_it(size: &str, pool: &str, raised: &str) {
     let scratch = new_scratch();
-    let pool = "sys/kernel/mm/hugepages/hugepages-2048kB";
-    fs::create_dir_all(scratch.path(pool)).unwrap();
-    let files = [("nr_hugepages", "0"), ("free_hugepages", "0"), ("resv_hugepages", "0"), ("surplus_hugepages", "0")];
-    for (file, number) in files.into_iter().chain([("nr_overcommit_hugepages", "3")]) {
-        fs::write(scratch.path(pool).join(file), number).unwrap();
+    let pool = format!("sys/kernel/mm/hugepages/{pool}");
+    fs::create_dir_all(scratch.path(&pool)).unwrap();
+    let files = ["nr_hugepages", "free_hugepages", "resv_hugepages", "surplus_hugepages", "nr_overcommit_hugepages"];
+    for file in files {
+        fs::write(scratch.path(&pool).join(file), if file == raised { "3" } else { "0" }).unwrap();
     }
-    let overcommit = || fs::read_to_string(scratch.path(pool).join("nr_overcommit_hugepages")).unwrap();
+    let number = || fs::read_to_string(scratch.path(&pool).join(raised)).unwrap();
     let mut holder = std::process::Command::new(scratch.program());
-    holder.args(["hold-pool", "--pages=5", "--root"]).arg(scratch.path("."));
+    holder.args(["hold-pool", "--size", size, "--pages=5", "--root"]).arg(scratch.path("."));
     let mut holder =
         Running(holder.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut said = [0; 4];
     holder.0.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
-    assert_eq!((&said, overcommit().trim()), (b"held", "8"));
+    assert_eq!((&said, number().trim()), (b"held", "8"));
     // The kernel closes the pipe of a killed process.
     drop(holder.0.stdin.take());
     assert_eq!(holder.end(), (Some(0), String::new()));
-    assert_eq!(overcommit().trim(), "3");
+    assert_eq!(number().trim(), "3");
+}
+
+/// Whether the process holds pages of the pool for another one.
+fn is_holder(process: &str) -> bool {
+    fs::read(Path::new("/proc").join(process).join("cmdline"))
+        .is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(b"hold-pool"))
+}
+
+#[test]
+fn a_doctor_killed_with_sigkill_leaves_no_holder_of_the_pool() {
+    let file = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages");
+    if !has_kvm() || fs::File::options().write(true).open(file).is_err() {
+        println!("skipped: {} cannot be written", file.display());
+        return;
+    }
+    let _turn = turn_at_the_pool();
+    let scratch = new_scratch();
+    let mut doctor = Running::start(&scratch, &["doctor", "--mappings"]);
+    let children = doctor.wait_for("children", |children| children.split_whitespace().any(is_holder));
+    doctor.signal(Signal::SIGKILL);
+    assert_eq!(doctor.end().0, None);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while children.split_whitespace().any(is_holder) {
+        assert!(Instant::now() < deadline, "{children} are left");
+        sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
@@ -578,4 +610,22 @@ fn without_kvm_a_guest_is_refused_with_an_alternative() {
     }
     let words = ["cannot open /dev/kvm: it does not exist", "--native"];
     new_scratch().refuses(&["run", "gups", "--memory=64M", "--output=result"], 4, &words);
+}
+
+#[test]
+fn a_doctor_that_cannot_check_the_mappings_says_so_after_its_table() {
+    let scratch = new_scratch();
+    // In a mount namespace of its own, /dev/kvm is another device.
+    let doctor = "[ ! -e /dev/kvm ] || mount --bind /dev/null /dev/kvm || exit 77; exec \"$0\" doctor --mappings";
+    let mut hidden = std::process::Command::new("unshare");
+    let ended = hidden.args(["--mount", "sh", "-c", doctor]).arg(scratch.program()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    if ended.status.code() == Some(77) || stderr.contains("unshare failed") {
+        println!("skipped: {stderr}");
+        return;
+    }
+    let stdout = String::from_utf8_lossy(&ended.stdout);
+    assert_eq!(ended.status.code(), Some(4), "{stdout}{stderr}");
+    assert!(stderr.contains("/dev/kvm") && stdout.contains("guest_kernels"), "{stdout}{stderr}");
+    assert!(!stdout.contains("no word lost"), "{stdout}");
 }
