@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use wideleaf_kernels::registry::by_name;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::{PageSize, PolicyChoice};
 use wideleaf_run::engine::{self, Finished};
@@ -19,7 +20,8 @@ use wideleaf_run::outcome::verdict;
 use wideleaf_run::place::{is_standard_output, refuse_standard_output};
 use wideleaf_run::report::RunReport;
 use wideleaf_run::same_file::refuse_one_file_for_two;
-use wideleaf_run::spec::RunSpec;
+use wideleaf_run::spec::{DeviceSpec, RunSpec};
+use wideleaf_snapshot::{MACHINE_FILE, MEMORY_FILE};
 use wideleaf_vmm::sandbox::before_first_thread;
 
 use self::args::{PolicyOrHelp, RunArgs};
@@ -50,8 +52,12 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
         Some(PolicyOrHelp::Use(policy)) => Some(policy.choice("--policy")?),
         None => None,
     };
-    if let Some(address) = args.incoming.as_ref().filter(|_| args.effective.is_none()) {
-        return receive(&args, address, policy, process_start);
+    if let Some(address) = &args.incoming {
+        return match &args.effective {
+            // The VM itself is known once it comes.
+            Some(text) => build::check_incoming(&args).and_then(|()| print(text)),
+            None => receive(&args, address, policy, process_start),
+        };
     }
     let spec = match &args.restore {
         Some(folder) => build::restored_spec(&args, folder, policy)?,
@@ -60,7 +66,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     if let Some(text) = &args.effective {
         return print(text);
     }
-    check_outputs(&args)?;
+    check_outputs(&args, &spec.devices)?;
     // In this order: once the output's temporary file exists, a signal no longer ends this process without removing it.
     let interrupts = Interrupts::install_with(stderr::interrupted)?;
     run(&args, spec, None, &interrupts, process_start)
@@ -73,7 +79,7 @@ fn receive(
     policy: Option<PolicyChoice>,
     process_start: Instant,
 ) -> Result<(), Failure> {
-    check_outputs(args)?;
+    check_outputs(args, &DeviceSpec::from(&args.devices))?;
     if address.takes_standard_output() && (args.console || args.output.is_none()) {
         return Err(Failure::Usage(
             "--incoming stdio takes standard input and output: say where the result goes with --output, and leave \
@@ -90,9 +96,17 @@ fn receive(
     run(args, spec, Some(&incoming), &interrupts, process_start)
 }
 
-/// Checks the places of results.
-fn check_outputs(args: &RunArgs) -> Result<(), Failure> {
-    refuse_one_file_for_two([], [("--record", args.record.as_deref()), ("--output", args.output.as_deref())])?;
+/// Checks the places of results: none replaces a file that the run reads, or a disk of its guest.
+fn check_outputs(args: &RunArgs, devices: &DeviceSpec) -> Result<(), Failure> {
+    let image = args.workload.as_deref().filter(|name| by_name(name).is_none()).map(Path::new);
+    let named = [("--config", args.config.as_deref()), ("the image", image), ("--initrd", args.initrd.as_deref())];
+    let saved = args.restore.iter().flat_map(|folder| [MACHINE_FILE, MEMORY_FILE].map(|name| folder.join(name)));
+    let saved: Vec<_> = saved.collect();
+    let read = named.into_iter().filter_map(|(option, path)| Some((option, path?)));
+    let read = read.chain(saved.iter().map(|path| ("--restore", path.as_path())));
+    let read = read.chain(devices.disks.iter().map(|disk| ("--disk", disk.path.as_path())));
+    let written = [("--record", args.record.as_deref()), ("--output", args.output.as_deref())];
+    refuse_one_file_for_two(read, written)?;
     let output = args.output.as_deref().filter(|path| !is_standard_output(path));
     args.record.as_deref().map_or(Ok(()), |path| refuse_standard_output("--record", path))?;
     if args.console && output.is_none() && args.format == FormatArg::Json {

@@ -131,6 +131,15 @@ pub(super) fn incoming_spec(args: &RunArgs, sent: &RunSpec, policy: Option<Polic
     continued_spec(args, RunSpec { devices, restore: None, ..sent.clone() }, policy)
 }
 
+/// Checks the arguments of a run that waits for a VM, as far as they say something without it.
+///
+/// # Errors
+/// [`Failure::Usage`] for arguments that contradict each other.
+pub(super) fn check_incoming(args: &RunArgs) -> Result<(), Failure> {
+    numa(args)?;
+    sandbox(args).map(drop)
+}
+
 /// Specification of a guest that has run, with what these arguments say about this host.
 fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
     if before.is_native {

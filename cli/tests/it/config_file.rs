@@ -57,6 +57,44 @@ fn a_printed_configuration_runs_the_same() {
 }
 
 #[test]
+fn the_options_of_a_target_are_printed_without_its_vm() {
+    let scratch = new_scratch();
+    let words = ["run", "--incoming=unix:move.sock", "--policy=greedy", "--print-config"];
+    let printed = scratch.wideleaf(&words).assert().success();
+    let text = String::from_utf8(printed.get_output().stdout.clone()).unwrap();
+    assert!(text.contains("incoming = ") && text.contains("policy = \"greedy\""), "{text}");
+    scratch.file("vm.toml", text.as_bytes());
+    let again = scratch.wideleaf(&["run", "--config=vm.toml", "--print-config"]).assert().success();
+    assert_eq!(again.get_output().stdout, text.as_bytes());
+    scratch.refuses(&[&words[..], &["--numa=off", "--numa=auto"]].concat(), 2, &["beside another --numa"]);
+}
+
+#[test]
+fn a_result_replaces_no_file_that_the_run_reads_and_no_disk() {
+    let scratch = new_scratch();
+    scratch.file("vm.toml", format!("{SMALL}output = \"vm.toml\"\n").as_bytes());
+    for file in ["vmlinuz", "initrd", "root.img", "saved.img"] {
+        scratch.file(file, file.as_bytes());
+    }
+    let image = ["run", "./vmlinuz", "--initrd=initrd", "--disk=root.img"];
+    for (more, option) in [
+        ("--output=vmlinuz", "the image and --output"),
+        ("--record=./initrd", "--initrd and --record"),
+        ("--output=../root.img", "--disk and --output"),
+        ("--record=root.img", "--disk and --record"),
+    ] {
+        let more = more.replace("../", &format!("{}/", scratch.path(".").display()));
+        scratch.refuses(&[&image[..], &[&more]].concat(), 2, &[option, "name two files"]);
+    }
+    scratch.refuses(&["run", "--config=vm.toml"], 2, &["--config and --output", "name two files"]);
+    let incoming = ["run", "--incoming=unix:move.sock", "--disk=root.img", "--output=root.img"];
+    scratch.refuses(&incoming, 2, &["--disk and --output"]);
+    for file in ["vmlinuz", "initrd", "root.img"] {
+        assert_eq!(std::fs::read_to_string(scratch.path(file)).unwrap(), file);
+    }
+}
+
+#[test]
 fn what_can_not_run_is_not_printed() {
     let scratch = new_scratch();
     scratch.refuses(&["run", "gusp", "--native", "--print-config"], 2, &["with --native: it is not a built-in kernel"]);
