@@ -27,7 +27,7 @@ use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::place::NamedPlace;
 
 use crate::options::FormatArg;
-use crate::output::Output;
+use crate::output::{Output, end_of_both};
 use crate::progress::visible_bar;
 use crate::vm_source::SourceArg;
 use counters::{LinuxPmu, WalkEvents, describe, select};
@@ -139,12 +139,9 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, args.output.as_deref())?;
     let place = args.save.as_ref().map(|file| open_place(file.as_deref())).transpose()?;
     let mut report = args.survey(why_no_kvm, &interrupts)?;
-    if let Some((place, path)) = place {
-        place.put((report.to_save()? + "\n").as_bytes())?;
-        report.saved = Some(path);
-        report.choose_walk_cost();
-    }
-    output.write(&report, TlbCostReport::to_table)
+    let saved = place.map_or(Ok(()), |(place, path)| report.save(place, path));
+    // Also if nothing was saved: the table says which cells did not agree.
+    end_of_both("wideleaf", saved, output.write(&report, TlbCostReport::to_table))
 }
 
 /// Opens the place for the saved measurement.
@@ -211,6 +208,13 @@ impl TlbCostReport {
     fn choose_walk_cost(&mut self) {
         let chosen = ChosenWalkCost::read(Path::new("/"));
         (self.walk_cost, self.walk_cost_note) = (chosen.to_string(), chosen.note);
+    }
+
+    fn save(&mut self, place: NamedPlace, path: PathBuf) -> Result<(), Failure> {
+        place.put((self.to_save()? + "\n").as_bytes())?;
+        self.saved = Some(path);
+        self.choose_walk_cost();
+        Ok(())
     }
 
     fn add(&mut self, cell: CellReport) {

@@ -59,7 +59,12 @@ fn a_guests_cost_is_saved_only_if_its_runs_agreed() {
     let save = format!("--save={}", path.display());
     // 1 MiB shows at most one level, so there is no cost of a whole miss to save, and no file.
     let arguments = ["tlbcost", "--guest", "--guest-page=4k", "--host-page=4k", "--bytes=1M", &save];
-    scratch.refuses(&arguments, 4, &["nothing was saved", "--bytes"]);
+    let ended = scratch.wideleaf(&[&arguments[..], &["--format=json"]].concat()).assert().code(4);
+    let stderr = String::from_utf8(ended.get_output().stderr.clone()).unwrap();
+    assert!(stderr.contains("nothing was saved") && stderr.contains("--bytes"), "{stderr}");
+    let report: Value = serde_json::from_slice(&ended.get_output().stdout).unwrap();
+    assert_eq!((report["cells"].as_array().unwrap().len(), &report["saved"]), (1, &Value::Null), "what was measured");
+    assert!(!path.exists());
 }
 
 #[test]
