@@ -43,6 +43,7 @@ use clap::{Args, Subcommand};
 use wideleaf_control::protocol::SOCKET_PATH;
 use wideleaf_run::failure::Failure;
 
+use crate::guests::settings::absolute;
 use crate::options::FormatArg;
 
 const EXAMPLES: &str = "\
@@ -120,6 +121,13 @@ struct Place {
     socket: Option<PathBuf>,
 }
 
+impl Place {
+    /// libvirtd runs the script in a folder of its own.
+    fn absolute_socket(&self) -> Result<Option<PathBuf>, Failure> {
+        self.socket.as_deref().map(|path| absolute(path, "--socket")).transpose()
+    }
+}
+
 /// Arguments of `run`: those that libvirt passes to a hook. The domain's XML is on standard input.
 #[derive(Args, Debug)]
 pub struct RunArgs {
@@ -150,9 +158,13 @@ pub struct RunArgs {
 /// [`Failure::Host`] if libvirt is absent, a script is foreign, or a guest must not start.
 pub fn main(args: &HookArgs) -> Result<(), Failure> {
     match &args.command {
-        HookCommand::Install(args) => script::install(&args.place.root, args.place.socket.as_deref(), args.dry_run),
+        HookCommand::Install(args) => {
+            script::install(&args.place.root, args.place.absolute_socket()?.as_deref(), args.dry_run)
+        }
         HookCommand::Uninstall(args) => script::uninstall(&args.place.root, args.dry_run),
-        HookCommand::Status(args) => status::main(&args.place.root, args.place.socket.as_deref(), args.format),
+        HookCommand::Status(args) => {
+            status::main(&args.place.root, args.place.absolute_socket()?.as_deref(), args.format)
+        }
         HookCommand::Run(args) => call::main(args),
     }
 }

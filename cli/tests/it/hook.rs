@@ -97,6 +97,21 @@ fn a_script_that_libvirt_would_skip_or_that_is_old_is_renewed() {
 }
 
 #[test]
+fn a_relative_socket_is_written_from_the_root() {
+    let (scratch, root, script) = host();
+    if !is_trusted(&scratch) {
+        return;
+    }
+    says(&scratch, &["hook", "install", "--socket", "run/daemon.sock", "--root", &root]);
+    let folder = fs::canonicalize(scratch.path(".")).unwrap();
+    let text = fs::read_to_string(&script).unwrap();
+    assert!(text.contains(&format!("--socket '{}/run/daemon.sock'", folder.display())), "{text}");
+    assert!(
+        says(&scratch, &["hook", "status", "--socket", "run/daemon.sock", "--root", &root]).contains(": installed\n")
+    );
+}
+
+#[test]
 fn an_upgrade_keeps_the_socket_of_the_installed_script() {
     let (scratch, root, script) = host();
     if !is_trusted(&scratch) {
