@@ -18,6 +18,7 @@ use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
+use crate::report;
 use crate::rounds::{Batches, Progress, Tally, Until, run_rounds};
 use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, write_first};
 use crate::{Arena, Platform};
@@ -223,7 +224,7 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until, tick
 
     let passes = passes_run.into_inner();
     let hz = platform.tsc_hz();
-    let result = |name, value, unit| platform.emit(&Message::Result { name, value, unit });
+    let result = |name, value, unit| report::result(platform, name, value, unit);
     result(Name::literal("passes"), passes as f64, Name::literal("passes"));
     if hz != 0 {
         let seconds = ticks_to_seconds(end.into_inner().saturating_sub(start), hz);

@@ -30,6 +30,7 @@ use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
+use crate::report;
 use crate::rounds::{Batches, Meeting, Progress, Tally, part, progress_ms, run_rounds};
 use crate::text::FixedText;
 use crate::words::{
@@ -561,7 +562,7 @@ impl<'r> Run<'r> {
 
         self.emit_rate(FIGURE.name, &self.total);
         let updates = self.total.passes() * self.plan.layout.hot_words();
-        let result = |name, value, unit| self.platform.emit(&Message::Result { name, value, unit });
+        let result = |name, value, unit| report::result(self.platform, name, value, unit);
         result(Name::literal("updates"), updates as f64, Name::literal("updates"));
         let hz = self.platform.tsc_hz();
         if hz == 0 {
@@ -582,7 +583,7 @@ impl<'r> Run<'r> {
         if hz != 0 {
             let updates = (work.passes() * self.plan.layout.hot_words()) as f64;
             let value = updates / ticks_to_seconds(work.ticks().max(1), hz);
-            self.platform.emit(&Message::Result { name, value, unit: FIGURE.unit });
+            report::result(self.platform, name, value, FIGURE.unit);
         }
     }
 

@@ -16,6 +16,7 @@ use wideleaf_protocol::{CommandLine, Entry, ExitCode, GuestPage, Message, Name, 
 use crate::arena::Layout;
 use crate::npb::classes::Class;
 use crate::parameters::{Parameter, Parameters};
+use crate::report;
 use crate::text::{FixedText, Size};
 use crate::{
     Arena, Platform, amr, balloon, disk, eos, gups, latency, net, npb, pattern, phases, stream, sweep3d, vsock,
@@ -107,7 +108,7 @@ impl Figure {
 
     /// Prints the figure with its value.
     pub fn emit(&self, platform: &dyn Platform, value: f64) {
-        platform.emit(&Message::Result { name: self.name, value, unit: self.unit });
+        report::result(platform, self.name, value, self.unit);
     }
 }
 

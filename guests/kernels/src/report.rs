@@ -140,9 +140,12 @@ pub fn verdict<'a>(platform: &dyn Platform, errors: u64, checked: u64) -> Result
     if errors == 0 { Ok(()) } else { Err(KernelError::VerificationFailed { errors, checked }) }
 }
 
-/// Prints one result.
-pub fn result(platform: &dyn Platform, name: Name<'static>, value: f64, unit: Name<'static>) {
-    platform.emit(&Message::Result { name, value, unit });
+/// Prints one result. A value that is no finite number has no line: the protocol has no word for it, and a kernel's
+/// verification counts it as wrong.
+pub fn result(platform: &dyn Platform, name: Name<'_>, value: f64, unit: Name<'_>) {
+    if value.is_finite() {
+        platform.emit(&Message::Result { name, value, unit });
+    }
 }
 
 /// Prints one of several results that are distinguished by a number behind their name.
@@ -152,7 +155,7 @@ pub fn result(platform: &dyn Platform, name: Name<'static>, value: f64, unit: Na
 pub fn numbered_result(platform: &dyn Platform, prefix: &str, number: u64, value: f64, unit: Name<'static>) {
     let text = FixedText::new(format_args!("{prefix}{number}"));
     let name = Name::new(text.as_str()).expect("a name and a number are a name");
-    platform.emit(&Message::Result { name, value, unit });
+    result(platform, name, value, unit);
 }
 
 #[cfg(test)]

@@ -386,7 +386,11 @@ pub fn compare(platform: &dyn Platform, names: &NormNames, found: Point, publish
 #[cfg(test)]
 mod tests {
     use std::boxed::Box;
+    use std::string::ToString;
+    use std::sync::Mutex;
     use std::vec;
+
+    use wideleaf_protocol::{Message, parse};
 
     use super::*;
     use crate::native;
@@ -425,5 +429,18 @@ mod tests {
             });
             assert_eq!(norm, [0.0; COMPONENTS], "{members} members");
         }
+    }
+
+    #[test]
+    fn norms_that_are_no_numbers_are_wrong_and_print_no_line_that_a_host_cannot_read() {
+        const NAMES: NormNames = [[Name::literal("residual"), Name::literal("residual_reference")]; COMPONENTS];
+        let found = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1.0, 2.0];
+        let lines = Mutex::new(vec![]);
+        let sink = Box::new(|message: &Message<'_>| lines.lock().unwrap().push(message.to_string()));
+        let wrong = native::run(1, 0, sink, |platform| compare(platform, &NAMES, found, [1.0; COMPONENTS]));
+        assert_eq!(wrong, 4);
+        let lines = lines.into_inner().unwrap();
+        assert_eq!(lines.len(), 2 + COMPONENTS, "two norms and each reference: {lines:?}");
+        assert!(lines.iter().all(|line| matches!(parse(line), Some(Ok(_)))), "{lines:?}");
     }
 }

@@ -59,6 +59,37 @@ fn gups_on_one_thread_tolerates_no_wrong_word() {
     assert!(has(&lines, "verify status=fail errors=1 checked=65536"), "{lines:#?}");
 }
 
+/// Runs GUPS on two threads, sets `words` to zero after its updates, and returns the exit code.
+fn gups_with_zeroes(line: &str, windows: usize, words: impl Iterator<Item = usize> + Clone + Sync) -> ExitCode {
+    let damage = |message: &Message<'_>, arena: &Arena<'_>| {
+        if matches!(message, Message::End { phase, .. } if *phase == "update") {
+            words.clone().for_each(|index| arena.words()[index].store(0, Ordering::Relaxed));
+        }
+    };
+    run_with(2, 0, windows << 9, line, damage).0
+}
+
+#[test]
+fn gups_on_several_threads_finds_a_lost_page_although_it_is_less_than_hpccs_one_percent() {
+    assert_eq!(gups_with_zeroes("gups log2_words=20", 4, 512..1024), ExitCode::VerificationFailed);
+    // Half of it on each side of the border between the two threads' words.
+    let page = (1 << 19) - 256..(1 << 19) + 256;
+    assert_eq!(gups_with_zeroes("gups log2_words=20", 4, page), ExitCode::VerificationFailed);
+}
+
+#[test]
+fn gups_on_several_threads_finds_a_window_with_a_few_lost_words_in_each_page() {
+    // As of a copy that was taken too early. Of 32 windows, one is far above the mean.
+    let one_window = ((5 << 18)..(6 << 18)).step_by(32);
+    assert_eq!(gups_with_zeroes("gups log2_words=23", 32, one_window), ExitCode::VerificationFailed);
+}
+
+#[test]
+fn gups_on_several_threads_tolerates_hpccs_one_percent_all_over_the_table() {
+    let scattered = (0..1 << 20).step_by(128);
+    assert_eq!(gups_with_zeroes("gups log2_words=20", 4, scattered), ExitCode::Success);
+}
+
 #[test]
 fn gups_touches_one_page_of_each_sparse_window_and_checks_it() {
     // A table of half a window, then, from the next window on, two sparse ones.
