@@ -23,7 +23,7 @@ use crate::rounds::{Until, part};
 use crate::team::Slot;
 use crate::virtio::{Fault, device_error};
 use crate::virtio_disk::{Disk, Kind, QUEUE_WORDS, Request, SECTOR_BYTES};
-use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, Written, word, write_first};
+use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, Written, word};
 use crate::{Arena, Platform};
 
 /// Disk in the table of kernels.
@@ -131,6 +131,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
             } else {
                 let mine = part(others.len() as u64, vcpu - 1, platform.vcpus() - 1);
                 let words = &others[mine.start as usize..mine.end as usize];
+                fill(words, FIRST_GENERATION);
                 checked.fetch_add(check_until(words, &beside, &is_over), Ordering::Relaxed);
             }
         });
@@ -175,7 +176,7 @@ fn write_and_read(
     let start = platform.now();
     while done.passes < PASSES_MAX {
         let generation = FIRST_GENERATION + done.passes;
-        memory.fill(generation);
+        fill(memory.words, generation);
         let flush = [Request { kind: Kind::Flush, sector: 0, address: 0, bytes: 0 }];
         done.write_ticks += timed(platform, || {
             disk.carry_out(sequence(memory, plan, Kind::Write))?;
@@ -185,7 +186,7 @@ fn write_and_read(
         // this point.
         memory.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         done.read_ticks += timed(platform, || disk.carry_out(sequence(memory, plan, Kind::Read)))?;
-        memory.check(generation);
+        check(memory.words, &memory.findings, generation);
         done.passes += 1;
         progress.note(done.passes);
         let ticks = platform.now().saturating_sub(start);
@@ -197,7 +198,7 @@ fn write_and_read(
     // more.
     done.random_write_ticks = timed(platform, || disk.carry_out(scattered(memory, plan, Kind::Write)))?;
     done.random_read_ticks = timed(platform, || disk.carry_out(scattered(memory, plan, Kind::Read)))?;
-    memory.check(FIRST_GENERATION + done.passes - 1);
+    check(memory.words, &memory.findings, FIRST_GENERATION + done.passes - 1);
     Ok(done)
 }
 
@@ -226,36 +227,30 @@ fn timed(platform: &dyn Platform, work: impl FnOnce() -> Result<(), Fault>) -> R
     Ok(platform.now().saturating_sub(start))
 }
 
-impl Memory<'_> {
-    fn fill(&self, generation: u64) {
-        for (index, slot) in (0..).zip(self.words) {
-            slot.store(word(index, generation), Ordering::Relaxed);
-        }
-    }
-
-    fn check(&self, generation: u64) {
-        for (index, slot) in (0..).zip(self.words) {
-            self.findings.check(slot, index, generation);
-        }
+fn fill(words: &[AtomicU64], generation: u64) {
+    for (index, slot) in (0..).zip(words) {
+        slot.store(word(index, generation), Ordering::Relaxed);
     }
 }
 
-/// Checks and rewrites words until `is_over`. Returns the number of words checked.
-fn check_until(words: &[AtomicU64], findings: &Findings, is_over: &AtomicBool) -> u64 {
+fn check(words: &[AtomicU64], findings: &Findings, generation: u64) {
     for (index, slot) in (0..).zip(words) {
-        write_first(slot, index);
+        findings.check(slot, index, generation);
     }
-    let mut checked = 0;
-    for generation in FIRST_GENERATION..LAST_GENERATION {
-        if is_over.load(Ordering::Acquire) {
-            break;
-        }
+}
+
+/// Checks and rewrites words of the first generation until `is_over`, and checks at the end what was written last.
+/// Returns the number of words checked.
+fn check_until(words: &[AtomicU64], findings: &Findings, is_over: &AtomicBool) -> u64 {
+    let mut generation = FIRST_GENERATION;
+    while generation < LAST_GENERATION && !is_over.load(Ordering::Acquire) {
         for (index, slot) in (0..).zip(words) {
             findings.check_and_rewrite(slot, index, generation);
         }
-        checked += words.len() as u64;
+        generation += 1;
     }
-    checked
+    check(words, findings, generation);
+    (generation - FIRST_GENERATION + 1) * words.len() as u64
 }
 
 impl Done {
@@ -276,5 +271,22 @@ impl Done {
             report::result(platform, Name::literal("random_write"), writes, unit);
             report::result(platform, Name::literal("random_read"), reads, unit);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_lost_after_the_last_rewriting_is_found() {
+        let words: Vec<AtomicU64> = (0..1000).map(|_| AtomicU64::new(0)).collect();
+        fill(&words, FIRST_GENERATION);
+        words[7].store(0, Ordering::Relaxed);
+        let findings = Findings::default();
+        assert_eq!(check_until(&words, &findings, &AtomicBool::new(true)), 1000);
+        assert_eq!(findings.errors(), 1);
     }
 }
