@@ -436,10 +436,11 @@ mod tests {
         const NAMES: NormNames = [[Name::literal("residual"), Name::literal("residual_reference")]; COMPONENTS];
         let found = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1.0, 2.0];
         let lines = Mutex::new(vec![]);
-        let sink = Box::new(|message: &Message<'_>| lines.lock().unwrap().push(message.to_string()));
+        let sink =
+            Box::new(|message: &Message<'_>| lines.lock().expect("no test thread panics").push(message.to_string()));
         let wrong = native::run(1, 0, sink, |platform| compare(platform, &NAMES, found, [1.0; COMPONENTS]));
         assert_eq!(wrong, 4);
-        let lines = lines.into_inner().unwrap();
+        let lines = lines.into_inner().expect("no test thread panics");
         assert_eq!(lines.len(), 2 + COMPONENTS, "two norms and each reference: {lines:?}");
         assert!(lines.iter().all(|line| matches!(parse(line), Some(Ok(_)))), "{lines:?}");
     }
