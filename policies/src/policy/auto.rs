@@ -391,7 +391,8 @@ impl Auto {
                 Some(0) => false,
                 Some(_) if is_demotable(vm, row, now) && !is_named() => {
                     let action = Action::Release { vm: *id, window: *window };
-                    expectations.request(action, false, budget, plan).is_break()
+                    let _full_or_spent = expectations.request(action, false, budget, plan);
+                    true // Until it is done: the guest may use the window for input and output now.
                 }
                 _ => true,
             }
@@ -501,6 +502,7 @@ impl Policy for Auto {
         self.expectations.learn(outcome);
         self.splits.learn(outcome);
         self.giants.learn(outcome);
+        self.audit.learn(outcome);
         match (outcome.action, outcome.result) {
             // What is on a giant page is not sampled on every host, so it would never earn its cost back.
             (Action::Promote { to: PageSize::Giant1G, .. }, _) => {}

@@ -9,7 +9,8 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use wideleaf_policies::{
-    Action, Backing, GuestMapping, GuestProgress, HostMemory, HugePages, Moment, OutcomeResult, Snapshot, VmSnapshot,
+    Action, Backing, GuestMapping, GuestProgress, HostMemory, HugePages, Moment, OutcomeResult, Refusal, Snapshot,
+    VmSnapshot,
 };
 
 use crate::scenarios::{Desk, HOT, samples, vm_with};
@@ -59,6 +60,8 @@ struct Guest {
     state: u64,
     huge_pages: HugePages,
     released: Vec<usize>,
+    /// Number of releases that are refused before the others are done.
+    refuses: usize,
     /// Moment from which on its windows may be promoted.
     ready_at: Moment,
 }
@@ -75,6 +78,7 @@ impl World {
             state: self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             huge_pages: HugePages::Plenty,
             released: Vec::new(),
+            refuses: 0,
             ready_at: Moment::START,
         }
     }
@@ -134,6 +138,11 @@ impl Guest {
             let window = action.window().get() as usize;
             match action {
                 Action::Promote { .. } => self.large[window] = true,
+                Action::Release { .. } if self.refuses > 0 => {
+                    self.refuses -= 1;
+                    self.desk.hears(*action, now, OutcomeResult::Refused(Refusal::Busy));
+                    continue;
+                }
                 Action::Release { .. } => {
                     self.large[window] = false;
                     self.released.push(window);
@@ -321,6 +330,16 @@ fn pages_that_a_trial_added_for_nothing_are_released() {
     let mut gains = World { drawn: 'n', gain: 0.12, ..QUIET }.guest();
     gains.runs(Duration::from_secs(5));
     assert_eq!((gains.promoted(), gains.released.len()), (400, 0));
+}
+
+#[test]
+fn pages_that_a_trial_added_for_nothing_are_released_later_where_the_guest_uses_them_now() {
+    let mut guest = World { drawn: 'n', ..QUIET }.guest();
+    guest.refuses = 30;
+    guest.runs(Duration::from_secs(5));
+    assert_eq!((guest.desk.figure("audits_stopped"), guest.refuses), (1, 0));
+    assert_eq!(guest.promoted(), 0);
+    assert!(!guest.desk.0.uses_zero(), "nothing is left to release");
 }
 
 #[test]

@@ -36,7 +36,9 @@ use core::time::Duration;
 
 use self::speed::{News, Speedometer};
 use self::trial::{CANDIDATES_MIN, Finding, INTERVALS_MIN, Trial, worth};
+use crate::action::Action;
 use crate::candidates::missing;
+use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::snapshot::{GuestMapping, GuestProgress, Snapshot, VmId, VmSnapshot};
 use crate::units::{Moment, WindowIndex};
 
@@ -257,6 +259,15 @@ impl Audit {
     /// Whether a trial added pages for nothing that are still there, as far as known.
     pub fn has_to_undo(&self) -> bool {
         !self.added_for_nothing.is_empty()
+    }
+
+    /// Forgets the added pages of a window that is released, or can never be.
+    pub fn learn(&mut self, outcome: &Outcome) {
+        if let (Action::Release { vm, window }, OutcomeResult::Done | OutcomeResult::Skipped(Skip::NoMechanism)) =
+            (outcome.action, outcome.result)
+        {
+            self.added_for_nothing.retain(|added| *added != (vm, window));
+        }
     }
 
     /// Windows to which a trial added pages for nothing. The caller removes those that it has dealt with.
