@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A recovery promotes full windows only: memory that the guest gave back, or has not used again yet, does not come
-//! back by it, and the host has no less memory afterwards. Where nothing is known of the time before, as in a process
+//! back by it, and the host has no less memory afterwards. A window that the policy gives up stays small. Where nothing is known of the time before, as in a process
 //! that became the target of a migration, every full window counts as large before.
 
 use core::cmp::Reverse;
@@ -19,13 +19,13 @@ use core::time::Duration;
 
 use alloc::vec::Vec;
 
-use crate::action::Plan;
+use crate::action::{Action, Plan};
 use crate::budget::{Budget, BudgetLimits};
 use crate::candidates::{is_promotable, missing};
 use crate::expectations::Expectations;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, OutcomeResult};
 use crate::snapshot::{Backing, VmSnapshot};
-use crate::units::{Bytes, Moment, PerTenThousand, WindowIndex};
+use crate::units::{Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
 
 /// Event that may have made windows small. Where several come together, the last in this order names them all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -123,12 +123,23 @@ struct Windows(Vec<u64>);
 impl Windows {
     fn add_large(&mut self, vm: &VmSnapshot) {
         let large = vm.windows.iter().zip(&vm.backing).filter(|(_, backing)| backing.is_large());
-        for (window, _) in large.filter(|(window, _)| window.get() < WINDOWS_MAX) {
-            let word = (window.get() / 64) as usize;
-            if self.0.len() <= word {
-                self.0.resize(word + 1, 0);
-            }
-            self.0[word] |= 1 << (window.get() % 64);
+        large.for_each(|(window, _)| self.add(*window));
+    }
+
+    fn add(&mut self, window: WindowIndex) {
+        if window.get() >= WINDOWS_MAX {
+            return;
+        }
+        let word = (window.get() / 64) as usize;
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (window.get() % 64);
+    }
+
+    fn remove(&mut self, window: WindowIndex) {
+        if let Some(word) = self.0.get_mut((window.get() / 64) as usize) {
+            *word &= !(1 << (window.get() % 64));
         }
     }
 
@@ -177,6 +188,8 @@ pub struct Recovery {
     before: Option<Windows>,
     /// Large windows of a tick, and the number of looks then: remembered once a later look saw no event.
     newer: Option<(u64, Windows)>,
+    /// Windows that were given up while nothing was known of the time before.
+    given_up: Windows,
     ended: u64,
     running: Option<Running>,
     expectations: Expectations,
@@ -235,7 +248,8 @@ impl Recovery {
     }
 
     fn was_large(&self, vm: &VmSnapshot, row: usize) -> bool {
-        self.before.as_ref().is_none_or(|before| before.contains(vm.windows[row]))
+        let window = vm.windows[row];
+        self.before.as_ref().map_or_else(|| !self.given_up.contains(window), |before| before.contains(window))
     }
 
     fn remember(&mut self, events: &Events, vm: &VmSnapshot) {
@@ -270,9 +284,25 @@ impl Recovery {
             .try_for_each(|row| -> ControlFlow<()> { self.expectations.request_huge(vm, row, budget, plan) });
     }
 
-    /// Learns the cost of an action.
+    /// Learns the cost of an action. A window that the policy gives up stays small.
     pub fn learn(&mut self, outcome: &Outcome) {
         self.expectations.learn(outcome);
+        let (Action::Demote { window, to: PageSize::Base4K, .. }
+        | Action::Vacate { window, .. }
+        | Action::Release { window, .. }) = outcome.action
+        else {
+            return;
+        };
+        if outcome.result != OutcomeResult::Done {
+            return;
+        }
+        if let Some((_, newer)) = &mut self.newer {
+            newer.remove(window);
+        }
+        match &mut self.before {
+            Some(before) => before.remove(window),
+            None => self.given_up.add(window),
+        }
     }
 
     /// Ends a recovery under way, because the guest has ended.
@@ -315,8 +345,11 @@ fn is_full_and_small(vm: &VmSnapshot, row: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use super::*;
-    use crate::action::Action;
+    use crate::budget::Cost;
+    use crate::outcome::Refusal;
     use crate::snapshot::{AccessHistory, VmId, WindowRow};
     use crate::units::mib;
 
@@ -470,6 +503,31 @@ mod tests {
     }
 
     #[test]
+    fn a_window_that_the_policy_gives_up_is_not_promoted_again_by_a_recovery() {
+        let (id, window) = (VmId(0), WindowIndex::new(1));
+        let of_event = |mut recovery: Recovery| {
+            recovery.see(&ended(4, 1, Cause::Migration, 4), &vm("4444"), at(5), true);
+            recovery
+        };
+        for action in [
+            Action::Demote { vm: id, window, to: PageSize::Base4K },
+            Action::Vacate { vm: id, window },
+            Action::Release { vm: id, window },
+        ] {
+            for before in [after_peace("2222"), Recovery::new(RecoveryLimits::default())] {
+                for (result, left) in
+                    [(OutcomeResult::Done, vec![0, 2, 3]), (OutcomeResult::Refused(Refusal::Busy), vec![0, 1, 2, 3])]
+                {
+                    let mut recovery = of_event(before.clone());
+                    let cost = Cost { copied: Bytes::ZERO, cpu: Duration::ZERO };
+                    recovery.learn(&Outcome { action, at: at(6), cost, unavailable: Duration::ZERO, result });
+                    assert_eq!(planned(&recovery, &vm("4444"), &mut Budget::new(PLENTY, at(0))), left, "{action:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_balloon_that_stays_inflated_keeps_the_memory_of_what_was_large_before() {
         let mut recovery = after_peace("2244");
         let inflated = Events { looks: 4, is_inflated: true, ..Events::default() };
@@ -488,7 +546,7 @@ mod tests {
         let mut plan = Plan::default();
         recovery.plan(&given_back, at(6), &mut Budget::new(PLENTY, at(0)), &mut plan);
         let windows: Vec<_> = plan.actions().iter().map(|planned| planned.action).collect();
-        let to = crate::units::PageSize::Huge2M;
+        let to = PageSize::Huge2M;
         assert_eq!(windows, [Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to }]);
     }
 
