@@ -4,15 +4,20 @@
 //!                      ┌─ on base pages ─▶ alone
 //!   first demotion ────┤
 //!   of a VM with KVM   └─ huge and held ─▶ whole: its memslot is mapped at 4 KiB, hot windows included, and no memory
-//!                                          is freed. No further window of the VM is demoted
+//!                                          is freed. It is taken back, and no further window of the VM is demoted
 //! ```
+
+use core::ops::ControlFlow;
 
 use alloc::collections::BTreeMap;
 
-use crate::action::Action;
+use crate::action::{Action, Plan};
+use crate::budget::Budget;
+use crate::candidates::is_promotable;
+use crate::expectations::Expectations;
 use crate::outcome::{Outcome, OutcomeResult};
 use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot};
-use crate::units::{PageSize, WindowIndex};
+use crate::units::{Moment, PageSize, WindowIndex};
 
 /// RAM of a VM, as far as its first demotion has shown it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +67,21 @@ impl Demotions {
             Some(Ram::Whole(window)) => vm.row(*window).filter(|row| vm.is_held[*row]),
             _ => None,
         }
+    }
+
+    /// Requests the windows that held their memslots: then each window of those has its own size again.
+    pub fn take_back(
+        &self,
+        snapshot: &Snapshot,
+        now: Moment,
+        expectations: &Expectations,
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> ControlFlow<()> {
+        snapshot.vms.iter().try_for_each(|vm| match self.held(vm).filter(|row| is_promotable(vm, *row, now)) {
+            Some(row) => expectations.request_huge(vm, row, budget, plan),
+            None => ControlFlow::Continue(()),
+        })
     }
 
     /// Forgets a first demotion that was not done.

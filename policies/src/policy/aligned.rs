@@ -84,11 +84,12 @@ impl Aligned {
 
     fn promote(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         let (populated_min, promotes_misaligned) = (self.populated_min, self.promotes_misaligned);
-        let ranking = &mut self.ranking;
+        let (ranking, demotions) = (&mut self.ranking, &self.demotions);
         ranking.clear();
         self.turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
-            if vm.resident[row] >= populated_min && is_promotable(vm, row, now) {
+            let is_taken_back = vm.is_held[row] && demotions.held(vm) == Some(row);
+            if vm.resident[row] >= populated_min && is_promotable(vm, row, now) && !is_taken_back {
                 match rank(vm.guest_mapping[row]) {
                     Some(MISALIGNED) if !promotes_misaligned => {}
                     Some(bucket) => ranking.push(bucket, place),
@@ -107,13 +108,6 @@ impl Aligned {
 
     fn split_misaligned(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         let Aligned { expectations, demotions, turns, .. } = self;
-        for vm in &snapshot.vms {
-            if let Some(row) = demotions.held(vm).filter(|row| is_promotable(vm, *row, now))
-                && expectations.request_huge(vm, row, budget, plan).is_break()
-            {
-                return;
-            }
-        }
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
             let is_misaligned = rank(vm.guest_mapping[row]) == Some(MISALIGNED);
@@ -152,7 +146,11 @@ impl Policy for Aligned {
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.demotions.observe(snapshot);
-        if self.shortage.update(snapshot.host) {
+        let is_short = self.shortage.update(snapshot.host);
+        if self.demotions.take_back(snapshot, now, &self.expectations, budget, plan).is_break() {
+            return;
+        }
+        if is_short {
             self.split_misaligned(snapshot, now, budget, plan);
         } else {
             self.promote(snapshot, now, budget, plan);

@@ -277,6 +277,9 @@ impl Policy for Schemes {
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
         self.demotions.observe(snapshot);
+        if self.demotions.take_back(snapshot, now, &self.expectations, budget, plan).is_break() {
+            return;
+        }
         // A host without data counts as empty: rules without watermarks are applied there, others are not.
         let host = snapshot.host.unwrap_or_default();
         if !self.active.update(Some(host)) || now < self.apply_at {
@@ -298,7 +301,8 @@ impl Policy for Schemes {
                 };
                 for row in region.rows {
                     let is_demotion = rule.effect == Effect::Demote;
-                    let may_act = !is_demotion || self.demotions.may_demote(vm);
+                    let is_taken_back = vm.is_held[row] && self.demotions.held(vm) == Some(row);
+                    let may_act = !is_taken_back && (!is_demotion || self.demotions.may_demote(vm));
                     let Some(action) = action(rule.effect, vm, row, now).filter(|_| may_act) else {
                         continue;
                     };

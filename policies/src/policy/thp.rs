@@ -52,7 +52,9 @@ pub struct Thp {
     alloc_sleep: Duration,
     max_missing: u16,
     wake_at: Moment,
-    /// VM and row at which the next wake-up begins.
+    /// Number of windows that are left of this wake-up; 0 while it sleeps.
+    left: u64,
+    /// VM and row to look at next.
     cursor: (usize, usize),
     expectations: Expectations,
 }
@@ -66,6 +68,7 @@ impl Thp {
             alloc_sleep: Duration::from_millis(parameters.number("alloc_sleep_ms")),
             max_missing: parameters.number("max_ptes_none") as u16,
             wake_at: Moment::START,
+            left: 0,
             cursor: (0, 0),
             expectations: Expectations::default(),
         }
@@ -98,25 +101,28 @@ impl Policy for Thp {
         if now < self.wake_at {
             return;
         }
-        self.wake_at = now + self.scan_sleep;
         let windows = snapshot.vms.iter().map(VmSnapshot::len).sum::<usize>() as u64;
-        for _ in 0..self.windows_per_wake.min(windows) {
+        let left = if self.left == 0 { self.windows_per_wake } else { self.left };
+        self.left = left.min(windows);
+        while self.left > 0 {
             let Some((at, row)) = settle(self.cursor, snapshot) else {
                 return;
             };
             self.cursor = (at, row);
             let vm = &snapshot.vms[at];
             if self.should_promote(vm, row, now) && self.expectations.request_huge(vm, row, budget, plan).is_break() {
-                return; // The next wake-up begins with this window.
+                return; // It stays awake, and goes on with this window.
             }
             self.cursor = (at, row + 1);
+            self.left -= 1;
         }
+        self.wake_at = now + self.scan_sleep;
     }
 
     fn learn(&mut self, outcome: &Outcome) {
         self.expectations.learn(outcome);
         if outcome.result == OutcomeResult::Refused(Refusal::NoHugePage) {
-            self.wake_at = outcome.at + self.alloc_sleep;
+            (self.wake_at, self.left) = (outcome.at + self.alloc_sleep, 0);
         }
     }
 }

@@ -56,6 +56,8 @@ pub struct Utilization {
     resident_min: u16,
     taxed_percent: u64,
     needs_access: bool,
+    /// Whether the latest snapshot had several VMs: only then does the tax compare any.
+    compares: bool,
     expectations: Expectations,
     accounts: Vec<Account>,
 }
@@ -87,6 +89,7 @@ impl Utilization {
             resident_min: resident_min as u16,
             taxed_percent: parameters.number("idle_tax"),
             needs_access: parameters.number("needs_access") == 1,
+            compares: false,
             expectations: Expectations::default(),
             accounts: Vec::new(),
         }
@@ -133,7 +136,12 @@ impl Policy for Utilization {
         Needs { access: true, ..Needs::default() }
     }
 
+    fn uses_access(&self, _vm: &VmSnapshot, _row: usize) -> bool {
+        self.needs_access || (self.compares && self.taxed_percent > 0)
+    }
+
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        self.compares = snapshot.vms.len() > 1;
         let mut accounts = core::mem::take(&mut self.accounts);
         accounts.clear();
         accounts.extend(snapshot.vms.iter().enumerate().map(|(index, vm)| self.open_account(index, vm)));

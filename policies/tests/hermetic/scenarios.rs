@@ -411,6 +411,30 @@ fn thp_continues_at_the_window_that_the_budget_refused() {
 }
 
 #[test]
+fn thp_that_the_budget_stops_scans_the_rest_of_its_wake_up_before_it_sleeps() {
+    let one = BudgetLimits { copy_per_second: mib(2), ..PLENTY };
+    let (snapshot, mut desk) = (of(vec![vm(0, "fffff")]), Desk::new("thp:pages_to_scan=1536"));
+    let mut plan = |second| desk.plan_within(&snapshot, seconds(second), one);
+    assert_eq!([plan(0), plan(1), plan(2)], [[promote(0)], [promote(1)], [promote(2)]]);
+    assert_eq!([plan(3), plan(11)], [[], []], "the sleep of 10 s begins with the end of the scan");
+    assert_eq!(plan(12), [promote(3)]);
+}
+
+#[test]
+fn utilization_uses_accesses_only_where_they_can_change_a_decision() {
+    let (alone, two) = (of(vec![vm(0, "ff")]), of(vec![vm(0, "ff"), vm(1, "ff")]));
+    let uses = |choice: &str, snapshot: &Snapshot| {
+        let mut desk = Desk::new(choice);
+        desk.plan(snapshot, seconds(1));
+        desk.0.uses_access(&snapshot.vms[0], 0)
+    };
+    assert!(!uses("utilization", &alone), "the tax compares nothing");
+    assert!(uses("utilization", &two));
+    assert!(!uses("utilization:idle_tax=0", &two));
+    assert!(uses("utilization:needs_access=1", &alone));
+}
+
+#[test]
 fn utilization_promotes_from_460_of_512_pages_on() {
     assert_eq!(Desk::new("utilization").promotions(&of(vec![vm(0, "smnfH.")]), seconds(1)), [(0, 2), (0, 3)]);
     assert_eq!(Desk::new("utilization:threshold=50").promotions(&of(vec![vm(0, "smn")]), seconds(1)), [(0, 1), (0, 2)]);
@@ -583,8 +607,35 @@ fn ethp_demotes_no_further_window_of_a_vm_that_is_held_by_whole_slots() {
         desk.plan(&idle(drawn), seconds(8))
     };
     assert_eq!(after(OutcomeResult::Done, "fHHH"), [demote(1), demote(2), demote(3)]);
-    assert_eq!(after(OutcomeResult::Done, "hhHH"), [], "windows 2 and 3 are in another slot");
+    assert_eq!(after(OutcomeResult::Done, "hhHH"), [promote(0)], "windows 2 and 3 are in another slot");
     assert_eq!(after(OutcomeResult::Refused(Refusal::Busy), "HHHH"), [demote(0)], "it has shown nothing");
+}
+
+#[test]
+fn schemes_that_only_demote_take_back_a_demotion_that_held_a_whole_slot() {
+    let idle = |drawn| of(vec![with_counters(vm_with(0, drawn, |_, row| row.access = samples("----")))]);
+    let demote = Action::Demote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Base4K };
+    let mut desk = Desk::new("schemes:rules=min max 0% 0% min max demote");
+    assert_eq!(desk.plan(&idle("HHHH"), seconds(1)), [demote]);
+    desk.hears(demote, seconds(1), OutcomeResult::Done);
+    assert_eq!(desk.plan(&idle("hhHH"), seconds(2)), [promote(0)]);
+    assert_eq!(desk.plan(&idle("HHHH"), seconds(3)), []);
+}
+
+#[test]
+fn aligned_takes_back_a_split_after_the_shortage_too() {
+    let of_use = |gibibytes, drawn| {
+        let vm = vm_with(0, drawn, |_, row| row.guest_mapping = GuestMapping::Base4K);
+        Snapshot { host: used(gibibytes), vms: vec![with_counters(vm)] }
+    };
+    let demote = Action::Demote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Base4K };
+    for (choice, taken_back) in [("aligned:misaligned=0", vec![promote(0)]), ("aligned", vec![promote(0), promote(1)])]
+    {
+        let mut desk = Desk::new(choice);
+        assert_eq!(desk.plan(&of_use(90, "HHHH"), seconds(1)), [demote]);
+        desk.hears(demote, seconds(1), OutcomeResult::Done);
+        assert_eq!(desk.plan(&of_use(10, "hhHH"), seconds(2)), taken_back, "{choice}");
+    }
 }
 
 #[test]
