@@ -1,9 +1,9 @@
 //! The daemon from start to end: its parts in the order of their start, and the reverse order of their end.
 //!
 //! ```text
-//!   socket bound ─▶ state read ─▶ metrics, requests ─▶ threads ─▶ READY=1 ─▶ signals ──▶ STOPPING=1 ─▶ sockets, threads,
-//!   (another one lives: end)                           │ tick                 │ HUP: reload            guests, state
-//!                                                      │ resume, then scout   │ TERM, INT: end
+//!   socket bound ─▶ state read ─▶ metrics, requests ─▶ threads ─▶ READY=1 ─▶ signals ──▶ STOPPING=1 ─▶ sockets,
+//!   (another one lives: end)                           │ tick                │ HUP: reload           threads, guests,
+//!                                                      │ resume, then scout  │ TERM, INT: end        state
 //! ```
 
 use std::fs::{File, TryLockError};

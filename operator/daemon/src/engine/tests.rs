@@ -353,6 +353,25 @@ fn settings_take_precedence_over_metadata_when_libvirtd_is_restarted() {
 }
 
 #[test]
+fn a_setting_of_the_metadata_that_was_unset_stays_unset_until_it_is_set() {
+    let policy = |bench: &Bench| bench.list()[0].policy.clone().expect("it is managed");
+    let bench = Bench::new("");
+    bench.guests.start_domain(10, "web");
+    bench.ask(started(10, "web", Some("greedy"))).expect("it runs");
+    let changes = Settings { unset: vec![SettingName::Policy], ..Settings::default() };
+    for _ in 0..2 {
+        bench.ask(Request::Set { vm: "web".into(), changes: changes.clone() }).expect("it is managed");
+        bench.ask(started(10, "web", Some("greedy"))).expect("libvirtd was restarted");
+        assert_eq!(policy(&bench), "auto");
+    }
+    let bench = bench.restarted();
+    bench.ask(started(10, "web", Some("greedy"))).expect("it is reported again");
+    assert_eq!(policy(&bench), "auto");
+    bench.set("web", "thp").expect("it is managed");
+    assert_eq!((policy(&bench), bench.state().guests[0].said.unset.len()), ("thp".into(), 0));
+}
+
+#[test]
 fn a_guest_with_a_process_id_as_its_name_does_not_hide_that_process() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
@@ -822,7 +841,8 @@ fn unset_settings_follow_the_configuration_now_or_from_the_next_attach_on() {
     let Ok(Answer::Vm(view)) = bench.ask(Request::Set { vm: "web".into(), changes }) else { panic!("it is managed") };
     assert_eq!(view.policy.as_deref(), Some("greedy"));
     assert_eq!(bench.guests.guest(10).qmp, Some(monitor_of("web")), "it stays in use until the next attach");
-    assert_eq!(bench.state().guests[0].said, Settings::default());
+    let unset = vec![SettingName::Policy, SettingName::Qmp];
+    assert_eq!(bench.state().guests[0].said, Settings { unset, ..Settings::default() });
     let bench = bench.restarted();
     assert_eq!(bench.guests.guest(10).qmp, None);
 }

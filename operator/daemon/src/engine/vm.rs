@@ -332,15 +332,29 @@ fn activity(view: &VmView) -> Activity {
     view.work.as_ref().map_or((0, 0, 0), |work| (persistent_counters::actions(work), work.copied, work.budget_refusals))
 }
 
-/// `before` with the settings of `changes`, and without those that they unset.
+/// `before` with the settings of `changes`, and without those that they unset. These stay unset: metadata of the
+/// domain that libvirt reports again do not set them.
 pub(super) fn merged(before: &Settings, changes: &Settings) -> Settings {
     let kept = |name: SettingName| !changes.unset.contains(&name);
-    let Settings { policy, guarantee, collapse_shared, qmp, unset: _ } = before.clone();
-    Settings {
+    let Settings { policy, guarantee, collapse_shared, qmp, mut unset } = before.clone();
+    for name in &changes.unset {
+        if !unset.contains(name) {
+            unset.push(*name);
+        }
+    }
+    let mut merged = Settings {
         policy: changes.policy.clone().or(policy.filter(|_| kept(SettingName::Policy))),
         guarantee: changes.guarantee.clone().or(guarantee.filter(|_| kept(SettingName::Guarantee))),
         collapse_shared: changes.collapse_shared.or(collapse_shared.filter(|_| kept(SettingName::CollapseShared))),
         qmp: changes.qmp.clone().or(qmp.filter(|_| kept(SettingName::Qmp))),
         unset: Vec::new(),
-    }
+    };
+    unset.retain(|name| match name {
+        SettingName::Policy => merged.policy.is_none(),
+        SettingName::Guarantee => merged.guarantee.is_none(),
+        SettingName::CollapseShared => merged.collapse_shared.is_none(),
+        SettingName::Qmp => merged.qmp.is_none(),
+    });
+    merged.unset = unset;
+    merged
 }
