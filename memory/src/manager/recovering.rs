@@ -58,9 +58,10 @@ impl ManagerLoop {
         }
     }
 
-    /// Multiplies the budget's rates while a recovery has work, and ends that afterwards.
+    /// Multiplies the budget's rates while a recovery has work in a guest that may be acted on, and ends that afterwards.
     fn set_burst(&mut self) {
-        let working = self.vms.iter().filter_map(VmState::recovery).filter(|recovery| recovery.has_work());
+        let disturbed = self.vms.iter().filter(|vm| vm.may_be_disturbed());
+        let working = disturbed.filter_map(VmState::recovery).filter(|recovery| recovery.has_work());
         let bounds = working.map(|recovery| recovery.limits()).max_by_key(|limits| limits.burst);
         let limits = bounds.map_or(self.config.limits, |bounds| bounds.burst_of(self.config.limits));
         if self.budget.limits() != limits {
