@@ -15,8 +15,8 @@
 //! streams, wall time of the updates only. With one vCPU and one round the table is, bit by bit, the one of HPCC's
 //! single-CPU RandomAccess. Two differences, both only on request:
 //! - several vCPUs share one table, each with 1/n of the sequence; two that update one word at once may lose an
-//!   update, which HPCC allows for up to 1 % of the words. Such words are spread over the table; so many in one
-//!   place that no lost updates explain them are lost memory and fail the run;
+//!   update, which HPCC allows for up to 1 % of the words. Such words are spread over the table; more in one
+//!   place than lost updates explain are lost memory and fail the run;
 //! - several rounds repeat the same sequence, so after an odd number the table is the one of a single round, and
 //!   after an even number `T[i] = i`. The verification stays exact and as short as one round.
 //!
@@ -104,7 +104,7 @@ const _: () = assert!(UPDATES_PER_WORD << LOG2_WORDS.start >= (VCPUS_MAX * STREA
 const PROGRESS_MS: u64 = 100;
 /// HPCC passes a run with up to 1 % wrong words.
 const PASSING_ERRORS_DIVISOR: u64 = 100;
-/// So many wrong words side by side, a quarter of a page, are lost memory. Lost updates gather a little, since parts
+/// This number of wrong words side by side, a quarter of a page, are lost memory. Lost updates gather a little, since parts
 /// of the sequence repeat each other: simulated with 16 vCPUs in step and 16 updates each in flight, up to 33 side by
 /// side, in a table of 2^26 words.
 const LOST_IN_A_ROW: u64 = PAGE_WORDS / 4;

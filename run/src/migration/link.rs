@@ -119,7 +119,7 @@ impl Sender {
     /// Sends a message with these parts as content.
     ///
     /// # Errors
-    /// [`Lost`]; an unknown part of the message has then left, [`Sender::sent`] says whether that is none.
+    /// [`Lost`]; an unknown part of the message has then left, [`Sender::sent`] does not grow if none has.
     pub fn send(&mut self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
         self.send_checked(kind, frames::checksum(kind, parts), parts, limit)
     }

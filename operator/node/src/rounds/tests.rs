@@ -297,7 +297,7 @@ async fn a_daemon_that_is_gone_makes_conditions_unknown_after_a_minute_and_a_new
     assert_eq!(bench.changes().len(), 1, "a new daemon may have lost its settings");
 }
 
-/// A bench whose VMI has a condition that an agent of that node has written before.
+/// A bench with a VMI that has a condition that an agent of that node has written before.
 fn with_condition_of_an_earlier_agent(node: &str) -> Bench {
     let verdict = Verdict::of(&in_pod(), None);
     let text = Details::of(node, &in_pod(), None, &verdict, &Wishes::default()).text();
