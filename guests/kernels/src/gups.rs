@@ -104,9 +104,9 @@ const _: () = assert!(UPDATES_PER_WORD << LOG2_WORDS.start >= (VCPUS_MAX * STREA
 const PROGRESS_MS: u64 = 100;
 /// HPCC passes a run with up to 1 % wrong words.
 const PASSING_ERRORS_DIVISOR: u64 = 100;
-/// This number of wrong words side by side, a quarter of a page, are lost memory. Lost updates gather a little, since parts
-/// of the sequence repeat each other: simulated with 16 vCPUs in step and 16 updates each in flight, up to 33 side by
-/// side, in a table of 2^26 words.
+/// This number of wrong words side by side, a quarter of a page, are lost memory. Lost updates gather a little, since
+/// parts of the sequence repeat each other: simulated with 16 vCPUs in step and 16 updates each in flight, up to 33
+/// side by side, in a table of 2^26 words.
 const LOST_IN_A_ROW: u64 = PAGE_WORDS / 4;
 /// More wrong words of one window are lost memory, such as a copy that was taken too early, if they are also more
 /// than [`LOST_PER_MEAN`] times the mean of all windows. Lost updates were up to 3848 of a window.

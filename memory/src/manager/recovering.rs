@@ -58,7 +58,8 @@ impl ManagerLoop {
         }
     }
 
-    /// Multiplies the budget's rates while a recovery has work in a guest that may be acted on, and ends that afterwards.
+    /// Multiplies the budget's rates while a recovery has work in a guest that may be acted on, and ends that
+    /// afterwards.
     fn set_burst(&mut self) {
         let disturbed = self.vms.iter().filter(|vm| vm.may_be_disturbed());
         let working = disturbed.filter_map(VmState::recovery).filter(|recovery| recovery.has_work());
