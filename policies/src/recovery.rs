@@ -11,8 +11,8 @@
 //!
 //! A recovery promotes full windows only: memory that the guest gave back, or has not used again yet, does not come
 //! back by it, and the host has no less memory afterwards. A window that the policy gives up stays small. Where
-//! nothing is known of the time before, as in a process
-//! that became the target of a migration, every full window counts as large before.
+//! nothing is known of the time before, as in a process that became the target of a migration, every full window counts
+//! as large before.
 
 use core::cmp::Reverse;
 use core::ops::ControlFlow;

@@ -23,7 +23,7 @@ use wideleaf_vmm::kvm::KvmSecondLevel;
 use crate::migration::recovering::{self, Recovered, Rejoining};
 use crate::migration::source::{self, Departing, End};
 use crate::snapshot::parts::{SavedParts, Shared, UnderWay};
-use crate::snapshot::saving::{HowToPause, NewFiles, StaysPaused, save};
+use crate::snapshot::saving::{HowToPause, NewFiles, save};
 
 /// A client's request to save.
 pub struct SaveJob {
@@ -244,7 +244,9 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
             Err(why) => Reply::Error(why),
         };
         replies.send(connection, &reply, false);
-        stays.into_iter().for_each(|stays: StaysPaused| stays.wait(&parts.pause, shared));
+        if let Some(stays) = stays {
+            stays.wait(&parts.pause, shared);
+        }
     }
 }
 

@@ -38,8 +38,8 @@ pub const FOOTPRINT_MIN: Bytes = mib(64);
 /// Number of loads that are measured: five times the entries of the largest TLB. As many at least warm the TLB.
 const LOADS: usize = 16 * 1024;
 
-/// Most loads that warm the caches; over more than 64 GiB of base pages some lines of the tables stay cold, which no
-/// cache of a machine could hold.
+/// Most loads that warm the caches. Over more than 21 GiB of base pages that is less than three for each line of the
+/// last tables, and some stay unread: a machine with caches for all of them gets a cost that is too high.
 const WARMING_MAX: u64 = 1 << 21;
 
 /// Number of loads that read each line of the last tables three times on average, so that 95 % of the lines were read

@@ -158,30 +158,25 @@ fn recorded(
     place: &Place,
     is_over: &dyn Fn() -> bool,
 ) -> Result<Sums, Failure> {
-    let first = recorded_part(kernel, parameters, iterations, threads, place, is_over)?;
+    let known =
+        by_name(kernel).ok_or_else(|| Failure::Input(format!("cannot record {kernel:?}: there is no such kernel")))?;
+    let part = |iterations| {
+        let request = Request { kernel: known, parameters, threads, iterations, phase: None, bytes_max: None };
+        recorded_part(&request, place, is_over)
+    };
+    let first = part(iterations)?;
     let (Some(iterations), true) = (iterations, first.left > 0) else { return Ok(first) };
-    let longer = recorded_part(kernel, parameters, Some(iterations + 1), threads, place, is_over)?;
-    Ok(first.extrapolated(&longer))
+    Ok(first.extrapolated(&part(Some(iterations + 1))?))
 }
 
 /// Records in another process and simulates at the same time.
-fn recorded_part(
-    kernel: &str,
-    parameters: &str,
-    iterations: Option<u32>,
-    threads: usize,
-    place: &Place,
-    is_over: &dyn Fn() -> bool,
-) -> Result<Sums, Failure> {
-    let known =
-        by_name(kernel).ok_or_else(|| Failure::Input(format!("cannot record {kernel:?}: there is no such kernel")))?;
-    let request = Request { kernel: known, parameters, threads, iterations, phase: None, bytes_max: None };
-    let cannot = |error: &dyn std::fmt::Display| format!("cannot record {kernel}: {error}");
+fn recorded_part(request: &Request<'_>, place: &Place, is_over: &dyn Fn() -> bool) -> Result<Sums, Failure> {
+    let cannot = |error: &dyn std::fmt::Display| format!("cannot record {}: {error}", request.kernel.name);
     let (reader, writer) = std::io::pipe().map_err(|error| Failure::Host(cannot(&error)))?;
     std::thread::scope(|scope| {
         let simulator = scope.spawn(move || of_trace(reader, place));
         // The writer is dropped: the pipe ends with the recording, and the simulator with the pipe.
-        let recorded = record(&request, BufWriter::new(writer), &mut |_| !is_over()).map(drop);
+        let recorded = record(request, BufWriter::new(writer), &mut |_| !is_over()).map(drop);
         // If the simulator ended first, its error is the cause.
         let sums = simulator.join().expect("the simulator does not panic");
         match recorded {
