@@ -90,8 +90,8 @@ impl SavingThread {
     /// # Errors
     /// Error of the kernel if it cannot start a thread.
     pub fn start(parts: SavedParts, begin: impl FnOnce() + Send + 'static) -> io::Result<SavingThread> {
-        // Without room: a job is taken at once, or another save is under way.
-        let (jobs, queue) = sync_channel(0);
+        // Room for a job while the thread begins, or ends with the one before.
+        let (jobs, queue) = sync_channel(1);
         let shared = Arc::<Shared>::default();
         let with = shared.clone();
         let (second_level, disks) = (parts.second_level.clone(), parts.disks.clone());
@@ -115,9 +115,13 @@ impl SavingThread {
         }
         // From now on other requests know of it: the thread may begin only after the next of them.
         let mut under_way = self.shared.under_way.lock();
+        let busy = || "cannot save the VM: another save of it is under way; wait for its end".to_owned();
+        if under_way.is_some() {
+            return Err(busy());
+        }
         let begins = job.to.work();
         jobs.try_send(job).map_err(|error| match error {
-            TrySendError::Full(_) => "cannot save the VM: another save of it is under way; wait for its end".to_owned(),
+            TrySendError::Full(_) => busy(),
             TrySendError::Disconnected(_) => "cannot save the VM: the thread that saves has ended".to_owned(),
         })?;
         *under_way = Some(begins);
@@ -238,14 +242,21 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
             SaveTo::Again { address } => recover(parts, Rejoining { to: address, files }, shared),
         };
         *shared.progress.lock() = None;
-        *shared.under_way.lock() = None;
         let reply = match answer {
             Ok(answer) => Reply::Ok(Box::new(answer)),
             Err(why) => Reply::Error(why),
         };
-        replies.send(connection, &reply, false);
-        if let Some(stays) = stays {
-            stays.wait(&parts.pause, shared);
+        match stays {
+            // The client has yet to give the files their place.
+            Some(stays) => {
+                replies.send(connection, &reply, false);
+                stays.wait(&parts.pause, shared);
+                *shared.under_way.lock() = None;
+            }
+            None => {
+                *shared.under_way.lock() = None;
+                replies.send(connection, &reply, false);
+            }
         }
     }
 }
