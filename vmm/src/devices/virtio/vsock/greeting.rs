@@ -4,8 +4,8 @@
 use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream;
 
-/// Length of the longest line in bytes: `CONNECT 4294967295` and its end.
-const LINE_BYTES_MAX: usize = 19;
+/// Length of the longest line in bytes: `CONNECT 4294967295` and its end, a line feed or a carriage return before one.
+const LINE_BYTES_MAX: usize = 20;
 
 /// A program that has not yet completed its line.
 #[derive(Debug)]
@@ -64,6 +64,8 @@ fn port_in(line: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]
@@ -73,5 +75,17 @@ mod tests {
         for line in ["CONNECT", "CONNECT ", "connect 1", "CONNECT 4294967296", "CONNECT +1", "CONNECT 1 2", "\u{ff}"] {
             assert_eq!(port_in(line.as_bytes()), None, "{line}");
         }
+    }
+    #[test]
+    fn the_longest_line_is_read_whole_and_a_longer_one_never_ends() {
+        let greeted = |line: &str| {
+            let (mut program, ours) = UnixStream::pair().unwrap();
+            program.write_all(line.as_bytes()).unwrap();
+            Greeting::new(ours).go_on()
+        };
+        for end in ["\n", "\r\n"] {
+            assert_eq!(greeted(&format!("CONNECT 4294967295{end}")), Greeted::Port(u32::MAX), "{end:?}");
+        }
+        assert_eq!(greeted("CONNECT 42949672950\r\n"), Greeted::Never);
     }
 }
