@@ -108,6 +108,12 @@ impl Kicker {
         self.immediate_exit().store(0, Ordering::SeqCst);
     }
 
+    /// Whether it was kicked, and has not been cleared since.
+    #[cfg(test)]
+    pub(crate) fn is_kicked(&self) -> bool {
+        self.immediate_exit().load(Ordering::SeqCst) != 0
+    }
+
     /// CPU time that the vCPU's thread has spent in the kernel since it began, without the time in the guest; `None`
     /// where no thread runs the vCPU. The kernel charges it by whole ticks of its timer, to the mode that each tick
     /// finds.

@@ -211,9 +211,7 @@ impl RunControl {
                 self.changed.notify_all();
                 return Err(SecondLevelError::PauseTimedOut { vcpu, waited_ms: waited.as_millis() as u64 });
             };
-            let slice = left.min(KICK_AGAIN_AFTER);
-            self.changed.wait_for(&mut inner, slice);
-            self.kick_running(&inner);
+            self.wait_after_kick(&mut inner, left);
         }
     }
 
@@ -341,10 +339,10 @@ impl RunControl {
                 None => Duration::MAX,
                 Some(deadline) => deadline.checked_duration_since(Instant::now())?,
             };
-            let slice = if inner.wants_all_out() { left.min(KICK_AGAIN_AFTER) } else { left };
-            self.changed.wait_for(&mut inner, slice);
             if inner.wants_all_out() {
-                self.kick_running(&inner);
+                self.wait_after_kick(&mut inner, left);
+            } else {
+                self.changed.wait_for(&mut inner, left);
             }
         }
     }
@@ -352,6 +350,14 @@ impl RunControl {
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         // Each change in here is one assignment, so the state is valid after a panic.
         self.inner.lock()
+    }
+
+    /// Waits for a change, for at most `left`. If none comes in time, kicks once more. Not at each change: each vCPU
+    /// that leaves the guest makes one, and the signals of the others would queue.
+    fn wait_after_kick(&self, inner: &mut MutexGuard<'_, Inner>, left: Duration) {
+        if self.changed.wait_for(inner, left.min(KICK_AGAIN_AFTER)).timed_out() {
+            self.kick_running(inner);
+        }
     }
 
     /// Kicks the vCPUs that may be in the guest. The caller holds the lock, so no vCPU can enter unseen.
@@ -499,6 +505,42 @@ mod tests {
         assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Finished);
         set_state(&control, 0, VcpuState::Finished);
         assert_eq!(control.wait(None), Some(GuestExit::ExitPort(3)));
+    }
+
+    #[test]
+    fn a_vcpu_that_leaves_the_guest_causes_no_kick_of_those_that_are_about_to() {
+        /// Waits until another thread waits for a change, and lets it look again.
+        fn wake(control: &RunControl) {
+            while control.changed.notify_all() == 0 {
+                std::thread::yield_now();
+            }
+        }
+        /// Whether a change kicks the vCPU that it does not concern. `wait` returns when both have finished.
+        fn is_kicked(wait: fn(&RunControl)) -> bool {
+            loop {
+                let (control, begun) = (control(2), Instant::now());
+                let is_kicked = std::thread::scope(|scope| {
+                    scope.spawn(|| wait(&control));
+                    wake(&control);
+                    control.kickers[1].clear();
+                    set_state(&control, 0, VcpuState::Finished);
+                    // The second time shows that the thread has looked, and waits again.
+                    (0..2).for_each(|_| wake(&control));
+                    let is_kicked = control.kickers[1].is_kicked();
+                    set_state(&control, 1, VcpuState::Finished);
+                    is_kicked
+                });
+                // On a slow machine it was the time for another kick.
+                if !is_kicked || begun.elapsed() < KICK_AGAIN_AFTER {
+                    return is_kicked;
+                }
+            }
+        }
+        assert!(!is_kicked(|control| control.pause().unwrap()));
+        assert!(!is_kicked(|control| {
+            control.stop(GuestExit::Stopped);
+            assert_eq!(control.wait(None), Some(GuestExit::Stopped));
+        }));
     }
 
     #[test]
