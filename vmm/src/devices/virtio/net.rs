@@ -64,7 +64,7 @@ pub trait Link: AsFd + Send + Sync {
     /// Tells the link which offloads the guest accepts.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// The kernel's error: `EBADFD` where the link has ended.
     fn set_offload(&self, offload: Offload) -> io::Result<()>;
 }
 
@@ -144,8 +144,18 @@ impl Net {
             tcp6: activation.has(VIRTIO_NET_F_GUEST_TSO6),
         };
         let is_mergeable = activation.has(VIRTIO_NET_F_MRG_RXBUF);
-        let set = self.link.set_offload(offload);
-        set.map_err(|source| ActivateError::Host { what: "cannot set the offloads of its link", source })?;
+        // A link that has ended never comes back: each later driver finds it down, and is served.
+        if self.is_up.load(Ordering::Acquire) {
+            let what = "cannot set the offloads of its link";
+            match self.link.set_offload(offload) {
+                // It ended while the card had no driver.
+                Err(error) if error.raw_os_error() == Some(libc::EBADFD) => {
+                    self.is_up.store(false, Ordering::Release);
+                    activation.interrupt.configuration_changed();
+                }
+                set => set.map_err(|source| ActivateError::Host { what, source })?,
+            }
+        }
         let transmit = activation.queues.pop().ok_or(ActivateError::NoQueue(1))?;
         let receive = activation.queues.pop().ok_or(ActivateError::NoQueue(0))?;
         let shared = Shared {

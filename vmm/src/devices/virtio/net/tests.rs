@@ -24,6 +24,14 @@ const HEADER: [u8; HEADER_BYTES] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0xaa, 0xbb];
 struct Wire {
     end: OwnedFd,
     offload: Mutex<Option<Offload>>,
+    /// Whether it takes no settings any more, like a tap that was deleted.
+    is_deleted: AtomicBool,
+}
+
+impl Wire {
+    fn new(end: OwnedFd) -> Wire {
+        Wire { end, offload: Mutex::default(), is_deleted: AtomicBool::default() }
+    }
 }
 
 impl AsFd for Wire {
@@ -34,6 +42,9 @@ impl AsFd for Wire {
 
 impl Link for Wire {
     fn set_offload(&self, offload: Offload) -> io::Result<()> {
+        if self.is_deleted.load(Ordering::Relaxed) {
+            return Err(Errno::EBADFD.into());
+        }
         *self.offload.lock() = Some(offload);
         Ok(())
     }
@@ -58,7 +69,7 @@ fn config() -> NetConfig {
 
 fn card() -> Card {
     let (end, far) = ends();
-    let wire = Arc::new(Wire { end, offload: Mutex::default() });
+    let wire = Arc::new(Wire::new(end));
     let net = Net::new(wire.clone(), config());
     let handle = net.handle();
     Card { driver: Driver::new(Box::new(net)), wire, far: Some(far), handle }
@@ -333,7 +344,7 @@ impl VirtioDevice for Kept {
 fn a_flood_in_both_directions_is_served_in_turns() {
     const FRAMES: u16 = 200;
     let (end, far) = ends();
-    let net = || Net::new(Arc::new(Wire { end: end.try_clone().unwrap(), offload: Mutex::default() }), config());
+    let net = || Net::new(Arc::new(Wire::new(end.try_clone().unwrap())), config());
     let kept = Arc::default();
     let mut driver = Driver::new(Box::new(Kept(net(), Arc::clone(&kept))));
     driver.start(0);
@@ -380,4 +391,28 @@ fn a_link_that_ends_is_down() {
         std::thread::yield_now();
     }
     assert!(!card.driver.needs_reset());
+}
+
+#[test]
+fn a_card_with_a_deleted_link_serves_its_next_driver_and_is_down() {
+    let mut card = started(0);
+    drop(card.far.take());
+    while card.driver.config::<2>(6) != [0, 0] {
+        std::thread::yield_now();
+    }
+    card.wire.is_deleted.store(true, Ordering::Relaxed);
+    card.driver.reset();
+    card.driver.start(0);
+    card.driver.request(TX, &[Piece::read(AT, 100)]);
+    assert_eq!(card.handle.counters().refused, 1);
+    assert_eq!((card.driver.needs_reset(), card.driver.config::<2>(6)), (false, [0, 0]));
+}
+
+#[test]
+fn a_link_that_was_deleted_before_the_driver_came_is_down() {
+    let mut card = card();
+    card.wire.is_deleted.store(true, Ordering::Relaxed);
+    card.driver.start(0);
+    assert_eq!((card.driver.needs_reset(), card.driver.config::<2>(6)), (false, [0, 0]));
+    assert_ne!(card.driver.register(VIRTIO_MMIO_INTERRUPT_STATUS) & 2, 0);
 }

@@ -59,7 +59,8 @@ const LINK: u32 = 2;
 impl Worker {
     pub(super) fn new(shared: Shared, receiver: Receiver, transmitter: Transmitter) -> Worker {
         // Its first turn comes with the first frame, or with the driver's first buffers.
-        Worker { shared, receiver, transmitter, watched: Some(EventSet::IN) }
+        let watched = shared.is_up.load(Ordering::Acquire).then_some(EventSet::IN);
+        Worker { shared, receiver, transmitter, watched }
     }
 
     /// The queues, in order.
@@ -145,12 +146,12 @@ fn take_another_turn(kick: &EventFd) {
 
 impl MutEventSubscriber for Worker {
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        let events = [
+        let kicks = [
             Events::with_data(&self.receiver.queue.kick, RECEIVE, EventSet::IN),
             Events::with_data(&self.transmitter.queue.kick, TRANSMIT, EventSet::IN),
-            self.link_events(EventSet::IN),
         ];
-        for events in events {
+        let link = self.watched.map(|events| self.link_events(events));
+        for events in kicks.into_iter().chain(link) {
             if let Err(error) = ops.add(events) {
                 tracing::error!(%error, "cannot wait for a network card's events");
                 return self.shared.interrupt.needs_reset();

@@ -164,5 +164,10 @@ fn a_card_is_down_once_its_tap_is_deleted() {
         }
         send_frame(&mut driver, &[0; 100]);
         assert!(!driver.needs_reset());
+        // The guest boots again.
+        driver.reset();
+        driver.start(MERGEABLE);
+        send_frame(&mut driver, &[0; 100]);
+        assert_eq!((driver.needs_reset(), driver.config::<2>(6)), (false, [0, 0]));
     });
 }
