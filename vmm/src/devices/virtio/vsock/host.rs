@@ -7,6 +7,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+#[cfg(test)]
+use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 
@@ -17,6 +21,9 @@ pub struct HostSocket {
     path: PathBuf,
     /// Device and inode of the socket, so that no other file is removed.
     file: (u64, u64),
+    /// Whether the next program finds no descriptor left.
+    #[cfg(test)]
+    pub(super) is_full: Arc<AtomicBool>,
 }
 
 /// The reasons why the socket cannot be created.
@@ -63,7 +70,13 @@ impl HostSocket {
         let listener = UnixListener::bind(path).map_err(host)?;
         let is_ready = listener.set_nonblocking(true).and_then(|()| path.symlink_metadata());
         let file = is_ready.inspect_err(|_| drop(std::fs::remove_file(path))).map_err(host)?;
-        Ok(HostSocket { listener, path: path.to_owned(), file: (file.dev(), file.ino()) })
+        Ok(HostSocket {
+            listener,
+            path: path.to_owned(),
+            file: (file.dev(), file.ino()),
+            #[cfg(test)]
+            is_full: Arc::default(),
+        })
     }
 
     /// Accepts the next program that has connected. Neither this call nor the accepted socket blocks.
@@ -71,6 +84,10 @@ impl HostSocket {
     /// # Errors
     /// The kernel's error, `WouldBlock` among them.
     pub fn accept(&self) -> io::Result<UnixStream> {
+        #[cfg(test)]
+        if self.is_full.swap(false, Ordering::Relaxed) {
+            return Err(nix::Error::EMFILE.into());
+        }
         let (stream, _) = self.listener.accept()?;
         stream.set_nonblocking(true)?;
         Ok(stream)

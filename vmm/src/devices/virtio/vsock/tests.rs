@@ -3,6 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::connection::ROOM_BYTES;
 use super::connections::CONNECTIONS_MAX;
@@ -25,6 +27,8 @@ struct Guest {
     driver: Driver,
     handle: VsockHandle,
     folder: tempfile::TempDir,
+    /// Whether the next program finds no descriptor left.
+    is_full: Arc<AtomicBool>,
 }
 
 fn guest() -> Guest {
@@ -36,10 +40,10 @@ fn guest() -> Guest {
 fn guest_without_buffers() -> Guest {
     let folder = tempfile::tempdir().unwrap();
     let device = Vsock::new(CID, HostSocket::listen(&folder.path().join("v")).unwrap());
-    let handle = device.handle();
+    let (handle, is_full) = (device.handle(), Arc::clone(&device.host.is_full));
     let mut driver = Driver::new(Box::new(device));
     driver.start(1 << VIRTIO_VSOCK_F_STREAM);
-    Guest { driver, handle, folder }
+    Guest { driver, handle, folder, is_full }
 }
 
 fn ports(host: u32, guest: u32) -> Ports {
@@ -374,6 +378,26 @@ fn a_program_with_an_invalid_line_is_disconnected() {
     guest.send(ports(request.from_port, 9), Operation::Reset);
     assert_eq!(program.read(&mut [0; 8]).unwrap(), 0);
     assert_eq!(guest.handle.counters().refused, 5);
+}
+
+#[test]
+fn programs_that_find_no_descriptor_left_are_accepted_after_the_next_one_has_connected() {
+    let mut guest = guest_without_buffers();
+    let end = Instant::now() + Duration::from_secs(60);
+    let _programs = [1, 2].map(|port| {
+        guest.is_full.store(true, Ordering::Relaxed);
+        let program = guest.program(&format!("CONNECT {port}\n"));
+        while guest.is_full.load(Ordering::Relaxed) {
+            assert!(Instant::now() < end, "the device does not notice program {port}");
+            std::thread::yield_now();
+        }
+        program
+    });
+    let _last = guest.program("CONNECT 3\n");
+    guest.offer_buffers();
+    let mut ports = [(); 3].map(|()| guest.next_is(Operation::Request).0.to_port);
+    ports.sort_unstable();
+    assert_eq!(ports, [1, 2, 3]);
 }
 
 #[test]

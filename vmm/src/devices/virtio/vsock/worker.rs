@@ -52,7 +52,8 @@ pub(super) struct Worker {
     pub(super) told: [Told; 2],
     /// Whether the guest broke a queue; then the worker stops.
     pub(super) is_broken: bool,
-    /// Whether file descriptors ran out: no new program is accepted before another connection has ended.
+    /// Whether file descriptors ran out: the programs that wait are accepted after another event, or when one more
+    /// connects.
     pub(super) is_deaf: bool,
 }
 
@@ -164,11 +165,15 @@ impl Worker {
         Ok(was_cut)
     }
 
-    fn hear(&mut self, is_wanted: bool, ops: &mut EventOps<'_>) {
-        let events = if is_wanted { EventSet::IN } else { EventSet::empty() };
-        if ops.modify(Events::with_data(&*self.host, HOST, events)).is_ok() {
-            self.is_deaf = !is_wanted;
-        }
+    /// Waits for programs, also for those that have connected before. Between two calls each program causes one event.
+    fn hear(&mut self, ops: &mut EventOps<'_>) {
+        self.is_deaf = ops.modify(self.programs()).is_err();
+    }
+
+    /// The event of a program that connects. One that cannot be accepted would cause it without end if it were not
+    /// edge-triggered (epoll(7)).
+    fn programs(&self) -> Events {
+        Events::with_data(&*self.host, HOST, EventSet::IN | EventSet::EDGE_TRIGGERED)
     }
 
     fn give_up(&mut self, error: &BrokenQueue, ops: &mut EventOps<'_>) {
@@ -200,7 +205,7 @@ impl MutEventSubscriber for Worker {
         let events = [
             Events::with_data(&self.to_guest.kick, TO_GUEST, EventSet::IN),
             Events::with_data(&self.from_guest.kick, FROM_GUEST, EventSet::IN),
-            Events::with_data(&*self.host, HOST, EventSet::IN),
+            self.programs(),
         ];
         let with_buffers = self.events.iter().map(|queue| Events::with_data(&queue.kick, EVENTS, EventSet::IN));
         for events in events.into_iter().chain(with_buffers) {
@@ -220,8 +225,9 @@ impl MutEventSubscriber for Worker {
             FROM_GUEST => drop(self.from_guest.kick.read()),
             EVENTS => drop(self.events.as_ref().map(|queue| queue.kick.read())),
             HOST => {
-                if !self.connections.on_program(ops) {
-                    self.hear(false, ops);
+                self.is_deaf = !self.connections.on_program(ops);
+                if !self.is_deaf {
+                    self.hear(ops);
                 }
             }
             token => self.connections.on_socket(token, events.event_set(), ops),
@@ -230,7 +236,7 @@ impl MutEventSubscriber for Worker {
             return self.give_up(&error, ops);
         }
         if self.is_deaf && events.data() != HOST {
-            self.hear(true, ops);
+            self.hear(ops);
         }
     }
 }
