@@ -72,10 +72,7 @@ impl ActiveQueue {
         let Some(chain) = self.queue.iter(&*access)?.next() else { return Ok(false) };
         let head = chain.head_index();
         let written = serve(chain);
-        self.queue.add_used(&*access, head, written)?;
-        if self.queue.needs_notification(&*access)? {
-            interrupt.used();
-        }
+        self.hand_back(&access, interrupt, head, written)?;
         Ok(true)
     }
 
@@ -105,9 +102,18 @@ impl ActiveQueue {
         head: u16,
         written: u32,
     ) -> Result<(), BrokenQueue> {
-        let access = memory.access();
-        self.queue.add_used(&*access, head, written)?;
-        if self.queue.needs_notification(&*access)? {
+        self.hand_back(&memory.access(), interrupt, head, written)
+    }
+
+    fn hand_back(
+        &mut self,
+        view: &GuestView,
+        interrupt: &Interrupt,
+        head: u16,
+        written: u32,
+    ) -> Result<(), BrokenQueue> {
+        self.queue.add_used(view, head, written)?;
+        if self.queue.needs_notification(view)? {
             interrupt.used();
         }
         Ok(())
