@@ -108,7 +108,7 @@ impl Judge {
     fn return_of_giant(&self, vm: &VmSnapshot, rows: Range<usize>, memory: &[Memory], cost: u64) -> Option<u64> {
         let (mut saved, mut spent_per_s, mut hot) = (0_u64, 0_u64, 0);
         for row in rows.clone().filter(|row| vm.backing[*row] == Backing::Huge2M) {
-            let Some(hot_since) = memory[row].hot_since else { continue };
+            let Some(hot_since) = memory[row].hot_since() else { continue };
             let (walk, guest) = (self.prices.walk(), vm.guest_mapping[row]);
             let misses = self.prices.misses.per_s(vm.access[row], memory[row].used(vm, row));
             let per_s = walk.saved_of(guest, PageSize::Huge2M, PageSize::Giant1G, misses);
@@ -199,7 +199,7 @@ impl Auto {
         let vm = &snapshot.vms[index];
         let demote = Action::Demote { vm: vm.vm, window: vm.windows[rows.start], to: PageSize::Huge2M };
         if self.expectations.request(demote, false, budget, plan).is_continue() {
-            self.memory.of_vm(index)[rows].iter_mut().for_each(|window| window.hot_since = None);
+            self.memory.of_vm(index)[rows].iter_mut().for_each(Memory::forget_hot);
             self.giants.available_before = available_before;
         }
     }

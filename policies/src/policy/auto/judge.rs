@@ -128,7 +128,7 @@ impl Judge {
 
     /// Benefit of a window, if it is known to pay for its promotion. Counts a hot one that does not pay for its bloat.
     pub fn proof(&self, window: &Memory, vm: &VmSnapshot, row: usize, sparse: &mut u64) -> Option<Proof> {
-        let hot_for = self.now.since(window.hot_since?);
+        let hot_for = self.now.since(window.hot_since()?);
         let Some(per_s) = self.net_per_s(vm, row) else {
             *sparse += 1;
             return None;
@@ -153,7 +153,7 @@ impl Judge {
     /// page that others want must not go to a window that was hot seconds ago.
     fn is_seen_to_pay(&self, (window, vm, row): (&Memory, &VmSnapshot, usize), per_s: u64, cost: u64) -> bool {
         let age = Duration::from_secs(vm.access_quality[row].age_s.into());
-        let hot_since = window.hot_since.filter(|_| vm.access[row].was_touched() == Some(true));
+        let hot_since = window.hot_since().filter(|_| vm.access[row].was_touched() == Some(true));
         hot_since.is_some_and(|since| {
             let hot_for = self.now.since(since).saturating_sub(age);
             let gain = cycles_over(per_s, hot_for.min(self.prices.horizon));

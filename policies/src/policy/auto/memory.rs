@@ -23,11 +23,24 @@ pub(super) enum GivenUp {
     Shared,
 }
 
-/// State that the policy keeps for a window.
+/// Whether samples see a window touched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Heat {
+    /// Now and then, or there are no samples.
+    #[default]
+    Between,
+    /// Every sample sees a touch.
+    Hot,
+    /// A full history has no touch.
+    Cold,
+}
+
+/// State that the policy keeps for a window. A plan passes several times over that of all windows, so that its time is
+/// mostly that of reading it: 40 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Memory {
-    /// Start of the period in which every sample saw a touch.
-    pub hot_since: Option<Moment>,
+    /// Start of the period in which [`Memory::heat`] has been as it is, in nanoseconds from the manager's start.
+    heat_since_ns: u64,
     /// Cycles that its promotion has cost and not yet earned.
     pub owed: u64,
     /// Number of base pages present when its promotion was planned.
@@ -38,14 +51,13 @@ pub(super) struct Memory {
     pub given_up: GivenUp,
     /// Number of base pages that were in use when it was given up.
     pub resident_after: u16,
-    /// Second from the start in which a full history first had no touch; `None` while it has one.
-    pub cold_since_s: Option<u32>,
     /// Least number of zero pages since `zeroes_since_s`.
     pub zeroes: u16,
     /// Second from the start since which about as many pages have stayed zero.
     pub zeroes_since_s: u32,
     /// Kind of candidate that it was when it was planned.
     pub kind: Kind,
+    heat: Heat,
     /// Number of the plan that last left it small because its NUMA node had no huge page.
     pub waited_in: u32,
 }
@@ -60,8 +72,25 @@ impl Memory {
         self.given_up != GivenUp::No
     }
 
+    /// Start of the period in which every sample saw a touch.
+    pub fn hot_since(&self) -> Option<Moment> {
+        self.since(Heat::Hot)
+    }
+
+    /// Whole seconds since a full history first had no touch; 0 while it has one.
     pub fn cold_for_s(&self, now: Moment) -> u32 {
-        self.cold_since_s.map_or(0, |since| now_s(now).saturating_sub(since))
+        self.since(Heat::Cold).map_or(0, |since| now_s(now).saturating_sub(now_s(since)))
+    }
+
+    fn since(&self, heat: Heat) -> Option<Moment> {
+        (self.heat == heat).then(|| Moment::after_start(Duration::from_nanos(self.heat_since_ns)))
+    }
+
+    /// Makes a hot window prove anew that it is hot.
+    pub fn forget_hot(&mut self) {
+        if self.heat == Heat::Hot {
+            self.heat = Heat::Between;
+        }
     }
 
     /// Time for which [`Memory::zeroes`] pages have stayed zero.
@@ -69,10 +98,19 @@ impl Memory {
         Duration::from_secs(now_s(now).saturating_sub(self.zeroes_since_s).into())
     }
 
+    /// It writes only at a change: a plan looks at all windows, and most stay as they are.
     pub fn note_heat(&mut self, access: AccessHistory, now: Moment) {
-        let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
-        begin_or_end(&mut self.hot_since, is_hot, now);
-        begin_or_end(&mut self.cold_since_s, is_idle(access), now_s(now));
+        let heat = if is_idle(access) {
+            Heat::Cold
+        } else if access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples()) {
+            Heat::Hot
+        } else {
+            Heat::Between
+        };
+        if heat != self.heat {
+            let since = u64::try_from(now.since_start().as_nanos()).unwrap_or(u64::MAX);
+            (self.heat, self.heat_since_ns) = (heat, since);
+        }
     }
 
     /// A few pages more or fewer are no change.
@@ -86,13 +124,6 @@ impl Memory {
         } else {
             (self.zeroes, self.zeroes_since_s) = (zero, now_s(now));
         }
-    }
-}
-
-/// Keeps the begin of what goes on. It writes only at a change: a plan looks at all windows, and most stay as they are.
-fn begin_or_end<T>(since: &mut Option<T>, goes_on: bool, now: T) {
-    if goes_on != since.is_some() {
-        *since = goes_on.then_some(now);
     }
 }
 
