@@ -7,10 +7,11 @@
 //!   2M  max   0% 0%    7s  max   demote           2 MiB and larger, never accessed, for 7 s
 //! ```
 //!
-//! A *region* is a run of neighbouring windows with the same access rate, in tenths (0 is its own class), and the
-//! same age, the time for which that class has held. The first rule that fits a region is applied to its windows.
-//! The manager's budget takes the place of DAMON's quota on time. Windows without samples belong to no region. No
-//! window is demoted where that would hold its whole memslot at 4 KiB.
+//! A *region* is a run of neighbouring windows with the same access rate, in tenths (0 is its own class), and about
+//! the same age, the time for which that class has held: windows are sampled in turns, so neighbours change their
+//! class a turn apart. Its age is that of its youngest window. The first rule that fits a region is applied to its
+//! windows. The manager's budget takes the place of DAMON's quota on time. Windows without samples belong to no
+//! region. No window is demoted where that would hold its whole memslot at 4 KiB.
 
 use core::ops::Range;
 use core::time::Duration;
@@ -182,7 +183,7 @@ fn class_of(access: AccessHistory) -> Option<u8> {
     access.rate().map(|rate| rate.get().div_ceil(1_000) as u8)
 }
 
-/// Neighbouring windows with the same pattern.
+/// Neighbouring windows with about the same pattern.
 #[derive(Clone, Debug)]
 struct Region {
     rows: Range<usize>,
@@ -196,17 +197,20 @@ impl Region {
     }
 }
 
-/// The region that begins at `first`: same class, same age, windows without a gap. `None` if the window
-/// has no samples.
-fn region_at(vm: &VmSnapshot, patterns: &[Pattern], first: usize, now: Moment) -> Option<Region> {
-    let Pattern { class, since } = patterns[first];
+/// The region that begins at `first`: windows without a gap, of one class, with ages that differ from that of the
+/// first by at most a tenth of it or `interval`, whichever is longer. `None` if the window has no samples.
+fn region_at(vm: &VmSnapshot, patterns: &[Pattern], first: usize, interval: Duration, now: Moment) -> Option<Region> {
     let rate = vm.access[first].rate()?;
+    let age = |row: usize| now.since(patterns[row].since);
+    let tolerated = interval.max(age(first) / 10);
     let belongs = |row: &usize| {
         let is_next = vm.windows[*row].get() == vm.windows[first].get() + (*row - first) as u64;
-        is_next && patterns[*row].class == class && patterns[*row].since == since
+        let is_alike = patterns[*row].class == patterns[first].class && age(*row).abs_diff(age(first)) <= tolerated;
+        is_next && is_alike
     };
     let end = (first + 1..vm.len()).find(|row| !belongs(row)).unwrap_or(vm.len());
-    Some(Region { rows: first..end, rate, age: now.since(since) })
+    let youngest = (first..end).map(age).min().unwrap_or_default();
+    Some(Region { rows: first..end, rate, age: youngest })
 }
 
 /// Applies rules to regions.
@@ -291,7 +295,7 @@ impl Policy for Schemes {
             let patterns = self.patterns.of_vm(index);
             let mut first = 0;
             while first < vm.len() {
-                let Some(region) = region_at(vm, patterns, first, now) else {
+                let Some(region) = region_at(vm, patterns, first, self.interval, now) else {
                     first += 1;
                     continue;
                 };

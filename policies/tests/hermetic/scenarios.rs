@@ -388,18 +388,19 @@ fn thp_scans_a_gibibyte_in_ten_minutes_and_forty_seconds() {
 }
 
 #[test]
-fn thp_skips_idle_and_too_empty_windows_and_sleeps_longer_without_huge_pages() {
-    let idle = |at: usize, row: &mut WindowRow| {
-        if at == 0 {
-            row.access = samples("x-");
-        }
-    };
-    let snapshot = of(vec![vm_with(0, "fsqn", idle)]);
+fn thp_skips_too_empty_windows_and_sleeps_longer_without_huge_pages() {
+    let snapshot = of(vec![vm(0, "sqn")]);
     let mut desk = Desk::new("thp:max_ptes_none=448"); // 64 present is just enough
-    assert_eq!(desk.promotions(&snapshot, seconds(0)), [(0, 2), (0, 3)]);
-    desk.hears(promote(2), seconds(1), OutcomeResult::Refused(Refusal::NoHugePage));
+    assert_eq!(desk.promotions(&snapshot, seconds(0)), [(0, 1), (0, 2)]);
+    desk.hears(promote(1), seconds(1), OutcomeResult::Refused(Refusal::NoHugePage));
     assert_eq!(desk.promotions(&snapshot, seconds(60)), []);
-    assert_eq!(desk.promotions(&snapshot, seconds(61)), [(0, 2), (0, 3)]);
+    assert_eq!(desk.promotions(&snapshot, seconds(61)), [(0, 1), (0, 2)]);
+}
+
+#[test]
+fn thp_decides_the_same_with_and_without_samples_of_accesses() {
+    let idle = of(vec![vm_with(0, "ff", |_, row| row.access = samples("x-"))]);
+    assert_eq!(Desk::new("thp").promotions(&idle, seconds(0)), [(0, 0), (0, 1)]);
 }
 
 #[test]
@@ -665,6 +666,24 @@ fn schemes_see_regions_not_windows() {
     assert_eq!(promoted("4M max 5% max min max promote"), [0, 1, 2, 3]);
     assert_eq!(promoted("min 2M 5% max min max promote"), [5]);
     assert_eq!(promoted("min max 60% max min max promote"), [0, 1, 5]);
+}
+
+/// Windows 0 and 1 are first sampled at 1 s, 2 and 3 one turn later, and 4 at 5 s.
+#[test]
+fn windows_that_are_sampled_in_turns_are_one_region_of_schemes_with_the_age_of_the_youngest() {
+    let sampled = |windows: usize| {
+        let access = move |at: usize| if at < windows { samples("xx") } else { AccessHistory::default() };
+        of(vec![vm_with(0, "fffff", move |at, row| row.access = access(at))])
+    };
+    let at = |milliseconds| Moment::after_start(Duration::from_millis(milliseconds));
+    let mut desk = Desk::new("schemes:rules=8M max 5% max 2s max promote");
+    assert_eq!(desk.promotions(&sampled(2), at(1_000)), []);
+    assert_eq!(desk.promotions(&sampled(4), at(1_050)), []);
+    assert_eq!(desk.promotions(&sampled(4), at(3_000)), [], "windows 2 and 3 are younger than 2 s");
+    let first_four = [(0, 0), (0, 1), (0, 2), (0, 3)];
+    assert_eq!(desk.promotions(&sampled(4), at(3_100)), first_four);
+    assert_eq!(desk.promotions(&sampled(5), at(5_000)), first_four);
+    assert_eq!(desk.promotions(&sampled(5), at(8_000)), first_four, "window 4 is far younger");
 }
 
 #[test]
