@@ -60,3 +60,21 @@ pub(super) fn collapse(
     let bloat = PageSize::Base4K.bytes() * u64::from(after.saturating_sub(before));
     Collapse { result, cost: Cost { copied, cpu }, unavailable, bloat }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::fake_host::FakeHost;
+    use wideleaf_policies::units::{kib, mib};
+    use wideleaf_policies::{Gpa, GpaRange, Hva};
+
+    #[test]
+    fn pages_that_were_swapped_out_are_no_bloat() {
+        let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2)).expect("fits"), hva: Hva::new(1 << 40) };
+        let host = FakeHost::default();
+        host.make_present(range.hva, mib(1), false);
+        host.swap_out(range.hva + mib(1), kib(768));
+        let collapsed = collapse_window(&host, range, WindowIndex::new(0));
+        assert_eq!((collapsed.result, collapsed.bloat), (OutcomeResult::Done, kib(256)));
+    }
+}

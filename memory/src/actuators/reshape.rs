@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Backing, Bytes, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Backing, Bytes, Hva, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use crate::host::{Advice, Host, HostError};
 use crate::region::RamRange;
@@ -42,7 +42,8 @@ pub(super) struct Reshaped {
     pub result: OutcomeResult,
     /// Time of the call alone: no thread waited longer for the window.
     pub unavailable: Duration,
-    /// Base pages present before and, where it was done, afterwards.
+    /// Base pages present before and, where it was done, afterwards. Before a change to a huge page, those that are
+    /// swapped out count as well: they have contents.
     pub resident: [u16; 2],
 }
 
@@ -86,7 +87,9 @@ impl Reshape {
         if host.is_own() {
             host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
         }
+        let mut occupied = before.resident;
         if self.to_huge {
+            occupied = occupied_pages(host, start, before.resident);
             host.make_huge_page_ready(start);
         }
         let began = host.now();
@@ -97,7 +100,17 @@ impl Reshape {
         if after.backing.is_large() != self.to_huge {
             return Ok(OutcomeResult::Refused(Refusal::NotObserved));
         }
-        reshaped.resident = [before.resident, after.resident];
+        reshaped.resident = [occupied, after.resident];
         Ok(OutcomeResult::Done)
     }
+}
+
+/// Base pages of a window with contents, of which `resident` are present. The number is only for the figures, so a
+/// failure of the scan stops nothing.
+fn occupied_pages(host: &dyn Host, start: Hva, resident: u16) -> u16 {
+    let mut runs = Vec::new();
+    if resident == BASE_PAGES_PER_WINDOW || host.scan_occupied(start, PageSize::Huge2M.bytes(), &mut runs).is_err() {
+        return resident;
+    }
+    runs.iter().map(|run| run.bytes.pages(PageSize::Base4K) as u16).sum()
 }
