@@ -254,8 +254,8 @@ pub struct Saver<'a> {
 
 impl Saver<'_> {
     /// Saves all RAM; see the module. `cancel` is looked at between windows, until the pause. `progress` is called by
-    /// this thread, between windows. `at_pause` is called again if [`LastPages::write`] has refused: it then resumes
-    /// the VM and returns that error, and the save goes on in rounds.
+    /// this thread, between windows and while it waits for the limit of bytes per second. `at_pause` is called again if
+    /// [`LastPages::write`] has refused: it then resumes the VM and returns that error, and the save goes on in rounds.
     ///
     /// # Errors
     /// [`SaveError`]. The sink's contents are then incomplete.

@@ -15,7 +15,7 @@ use crate::region::GuestRam;
 const PAGE_BYTES: usize = PageSize::Base4K.bytes().as_usize();
 const WINDOW_BYTES: usize = PageSize::Huge2M.bytes().as_usize();
 /// Longest sleep for the limit of bytes per second: a cancelled save ends within it.
-const NAP_MAX: Duration = Duration::from_millis(20);
+pub(super) const NAP_MAX: Duration = Duration::from_millis(20);
 
 /// What one round did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -172,7 +172,7 @@ impl Shared<'_> {
             }
             let done = self.done.fetch_add(job.pages(), Ordering::Relaxed) + job.pages();
             report(done);
-            self.keep_pace(done);
+            self.keep_pace(done, || report(self.done.load(Ordering::Relaxed)));
         }
     }
 
@@ -196,8 +196,9 @@ impl Shared<'_> {
         self.failed.lock().get_or_insert(error);
     }
 
-    /// Sleeps until the round may have done this many pages.
-    fn keep_pace(&self, done: u64) {
+    /// Sleeps until the round may have done this many pages. `report` is called between the naps, so that the caller
+    /// can cancel the save in them.
+    fn keep_pace(&self, done: u64, report: impl Fn()) {
         let Some(pace) = self.pace else { return };
         let due = Duration::from_secs_f64((done * PAGE_BYTES as u64) as f64 / pace as f64);
         loop {
@@ -206,6 +207,7 @@ impl Shared<'_> {
                 return;
             }
             self.saver.host.sleep(early.min(NAP_MAX));
+            report();
         }
     }
 }

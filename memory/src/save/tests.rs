@@ -302,6 +302,23 @@ fn the_limit_of_bytes_per_second_holds_while_the_guest_runs() {
 }
 
 #[test]
+fn a_save_is_cancelled_also_while_it_waits_for_its_limit() {
+    let guest = Guest::new();
+    (0..1024).for_each(|page| guest.write(page, 1));
+    // A window takes 32 s.
+    let limits = SaveLimits { bytes_per_second: NonZeroU64::new(64 << 10), ..limits() };
+    let (cancel, reports) = (AtomicBool::new(false), AtomicU64::new(0));
+    let progress = |_| {
+        if reports.fetch_add(1, Ordering::Relaxed) == 1 {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    };
+    let saved = guest.saver(&Kept::default()).save(&limits, &cancel, &progress, |last| last.write());
+    assert!(matches!(saved, Err(SaveError::Cancelled)), "{saved:?}");
+    assert_eq!(guest.host.now().since_start(), round::NAP_MAX, "by the host's clock");
+}
+
+#[test]
 fn progress_counts_the_pages_of_each_round() {
     let guest = Guest::new();
     guest.write(0, 1);
