@@ -388,3 +388,21 @@ fn a_request_after_the_lock_was_given_up_changes_nothing_and_has_no_answer() {
     assert_eq!(disk.ask(VIRTIO_BLK_T_OUT, 0, &[Piece::read(DATA, 512)]).0, OK);
     assert_eq!(disk.file_bytes(0, 512), vec![0xff; 512]);
 }
+
+#[test]
+fn a_disk_that_was_abandoned_waits_although_a_request_lies_in_the_ring() {
+    let mut disk = disk();
+    disk.image.abandon();
+    let before = disk.counters.statistics().wake_ups;
+    disk.set_header(VIRTIO_BLK_T_IN, 0);
+    disk.driver.offer(0, 0, &[Piece::read(HEADER, 16), Piece::write(DATA, 512), Piece::write(STATUS, 1)]);
+    let end = Instant::now() + Duration::from_secs(60);
+    for wake_ups in 1..=3 {
+        while disk.counters.statistics().wake_ups < before + wake_ups {
+            assert!(Instant::now() < end, "it does not wait for its driver");
+            std::thread::yield_now();
+        }
+        disk.driver.look();
+    }
+    assert_eq!((disk.driver.used_index(0), disk.driver.bytes(STATUS, 1)[0]), (0, NOT_WRITTEN));
+}

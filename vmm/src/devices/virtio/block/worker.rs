@@ -13,6 +13,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_WRITE_ZEROES};
 use virtio_queue::QueueT as _;
@@ -150,7 +151,7 @@ impl Disk {
         self.stop.is_said.load(Ordering::Acquire)
     }
 
-    /// Serves the queue until it is empty.
+    /// Serves the queue until it is empty, or the disk is lost.
     fn serve(&self, service: &Service<ActiveQueue>) -> Result<(), BrokenQueue> {
         loop {
             service.work().queue.disable_notification(&*self.memory.access())?;
@@ -159,12 +160,20 @@ impl Disk {
             if self.is_stopped() || self.image.rests() {
                 return Ok(());
             }
+            let mut queue = service.work();
+            let access = self.memory.access();
             // A request that came after the last look, and before notifications were enabled again,
             // caused no notification.
-            if !service.work().queue.enable_notification(&*self.memory.access())? {
+            if !queue.queue.enable_notification(&*access)? || self.is_lost() {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether the disk is another VM's for good, for a caller inside the gate. The VM that gives a disk up is paused,
+    /// and its gate is closed until it has taken the disk back or ends.
+    fn is_lost(&self) -> bool {
+        self.memory.gate().is_open_within(Duration::ZERO) && !self.image.is_ours()
     }
 
     /// Serves one request. Returns whether to look for another.
