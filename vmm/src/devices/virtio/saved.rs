@@ -175,7 +175,7 @@ pub struct SavedBalloon {
 
 /// The state of a device while its service rests. Dropping it lets the service continue.
 pub struct Rest {
-    /// Numbers of the queues in service, and their state. Other queues are as they were before the driver came.
+    /// Numbers of the queues in service, and their state. Other queues are as the driver left them.
     pub queues: Vec<(usize, QueueState)>,
     /// The device's own state; `None` where its flusher returns it.
     pub device: Option<DeviceState>,

@@ -135,6 +135,7 @@ pub struct Transport {
     workers: Workers,
     interrupt: Arc<Interrupt>,
     kicks: Vec<Arc<EventFd>>,
+    /// The queues as the driver set them up, also while the device serves them.
     queues: Vec<Queue>,
     status: u32,
     features: u64,
@@ -293,7 +294,7 @@ impl Transport {
 
     /// Activates the device with its queues; `Ok(None)` where one is not within RAM.
     fn start(&mut self) -> Result<Option<()>, ActivateError> {
-        let Some(queues) = self.take_queues() else { return Ok(None) };
+        let Some(queues) = self.active_queues() else { return Ok(None) };
         let activation = Activation {
             memory: self.memory.clone(),
             features: self.features,
@@ -307,17 +308,16 @@ impl Transport {
         self.workers.threads.call(move || locked(&device).activate(activation)).map(Some)
     }
 
-    /// Takes the queues; `None` where one is not within RAM.
-    fn take_queues(&mut self) -> Option<Vec<ActiveQueue>> {
-        let mut queues = std::mem::take(&mut self.queues);
-        for queue in &mut queues {
+    /// The queues for the device; `None` where one is not within RAM. The registers go on to show them as the driver
+    /// set them up.
+    fn active_queues(&self) -> Option<Vec<ActiveQueue>> {
+        let active = |(queue, kick): (&Queue, &Arc<EventFd>)| {
+            let mut queue = Queue::try_from(queue.state()).ok()?;
             queue.set_event_idx(self.features >> VIRTIO_RING_F_EVENT_IDX & 1 == 1);
-            if queue.ready() && !queue.is_valid(self.memory.memory().view()) {
-                return None;
-            }
-        }
-        let kicks = self.kicks.iter().map(Arc::clone);
-        Some(queues.into_iter().zip(kicks).map(|(queue, kick)| ActiveQueue { queue, kick }).collect())
+            let is_fit = !queue.ready() || queue.is_valid(self.memory.memory().view());
+            is_fit.then(|| ActiveQueue { queue, kick: Arc::clone(kick) })
+        };
+        self.queues.iter().zip(&self.kicks).map(active).collect()
     }
 
     fn reset_device(&self) {
@@ -331,9 +331,8 @@ impl Transport {
         let rest = self.workers.threads.call_within(until, move || locked(&device).rest(until));
         let rest = rest.ok_or(NotAtRest::Busy)??;
         let state = rest.device.clone().map_or_else(|| self.flushed(until), Ok)?;
-        // Queues in service are the device's.
-        let fresh = if self.queues.is_empty() { fresh_queues(&**self.device()) } else { Vec::new() };
-        let mut queues: Vec<_> = self.queues.iter().chain(&fresh).map(|queue| SavedQueue::of(queue.state())).collect();
+        let mut queues: Vec<_> = self.queues.iter().map(|queue| SavedQueue::of(queue.state())).collect();
+        // The device is further in those that it serves.
         for (number, queue) in &rest.queues {
             queues[*number] = SavedQueue::of(*queue);
         }
@@ -378,12 +377,8 @@ impl Transport {
         self.selected = saved.queue_selected;
         self.interrupt.restore(saved.interrupt_status, saved.needs_reset);
         self.driver_seen.status.store(self.status, Ordering::Relaxed);
-        if !self.is(VIRTIO_CONFIG_S_DRIVER_OK) {
-            return Ok(());
-        }
-        if saved.needs_reset {
-            // As after the error: the queues are gone until the driver resets the device.
-            self.queues.clear();
+        // After an error nothing is served until the driver resets the device.
+        if !self.is(VIRTIO_CONFIG_S_DRIVER_OK) || saved.needs_reset {
             return Ok(());
         }
         self.start()?.ok_or(RestoreDeviceError::Damaged("a queue lies outside RAM"))

@@ -13,6 +13,7 @@ use wideleaf_policies::{Gpa, GpaRange, PageSize};
 use super::super::{ActivateError, DeviceKind, DeviceState};
 use super::*;
 use crate::kvm::GuestMemory;
+use crate::run_loop::PAUSE_WAIT_MAX;
 
 const FEATURE: u64 = 1 << 5;
 const READY_STATUS: u32 = 1 | 2;
@@ -210,6 +211,22 @@ fn a_driver_that_follows_the_rules_is_served() {
     let log = driver.memory.memory().take_device_log(GpaRange::new(Gpa::new(0), mib(2)).unwrap());
     assert_eq!(log[0] >> 0x30 & 1, 1, "the answer");
     assert_eq!(log[0] >> 0x12 & 1, 1, "the used ring");
+}
+
+#[test]
+fn queues_in_service_read_as_the_driver_set_them_up_here_and_on_the_other_machine() {
+    let shown = |driver: &mut Driver, queue| {
+        driver.write(VIRTIO_MMIO_QUEUE_SEL, queue);
+        [VIRTIO_MMIO_QUEUE_NUM_MAX, VIRTIO_MMIO_QUEUE_READY].map(|register| driver.read(register))
+    };
+    let (mut here, mut there) = (driver(), driver());
+    here.start();
+    let (saved, _rest) = here.transport.save(Instant::now() + PAUSE_WAIT_MAX).unwrap();
+    there.transport.restore(&saved).unwrap();
+    for driver in [&mut here, &mut there] {
+        assert!(driver.seen.activation.lock().is_some());
+        assert_eq!([0, 1, 2].map(|queue| shown(driver, queue)), [[8, 1], [4, 0], [0, 0]]);
+    }
 }
 
 #[test]
