@@ -45,7 +45,8 @@ const REGIONS_MOST_FOR_EACH_LEAST: u64 = 4;
 const REGIONS_AT_FIRST: u64 = 200;
 /// Maximum number of guests at the same time; more take turns. With 16 guests each has 25 regions.
 const GUESTS_MOST: usize = 16;
-/// Maximum number of ranges of one guest, the largest ones. A guest with much plugged memory has more.
+/// Maximum number of ranges of all guests at the same time, of each guest the largest ones. Each is at least one
+/// region. A guest with much plugged memory has more.
 const RANGES_MOST: usize = 64;
 /// Largest number of times that a reading's CPU time is waited for until the next: a quarter of a per cent of a core.
 const PAUSE_FOR_EACH_CPU: u32 = 400;
@@ -143,7 +144,7 @@ impl GuestMonitor {
     /// Watches these ranges of a process. Pages of 1 GiB have one accessed bit each, so such ranges are not useful.
     pub fn watch(self: &Arc<Self>, process: Arc<ProcessHost>, ranges: &[RamRange]) -> Watch {
         let key = ProcessKey::of(Path::new("/proc"), process.pid());
-        let guest = Arc::new(Guest { process, key, ranges: largest(ranges), latest: Mutex::default() });
+        let guest = Arc::new(Guest { process, key, ranges: ranges.to_vec(), latest: Mutex::default() });
         let watch = Watch { monitor: Arc::clone(self), guest: Arc::clone(&guest) };
         let mut state = self.state.lock();
         if let Some(why) = &state.never {
@@ -270,10 +271,6 @@ impl Guest {
         deadline::ask(self.key, deadline::BRIEF, move || drop(std::fs::read(file))).is_err()
     }
 
-    fn bytes(&self) -> Bytes {
-        self.ranges.iter().map(|range| range.gpa.bytes()).sum()
-    }
-
     fn tell(&self, regions: &[Region]) {
         let heat_region = |region: &Region| HeatRegion {
             start: region.start,
@@ -353,25 +350,34 @@ fn next_turn(all: &[Arc<Guest>]) -> Vec<Arc<Guest>> {
     turn
 }
 
-/// The largest ranges, by ascending address.
-fn largest(ranges: &[RamRange]) -> Vec<RamRange> {
+/// Number of ranges that each guest may have: guests with few ranges leave theirs to the others.
+fn ranges_of_each(turn: &[Arc<Guest>]) -> usize {
+    let ranges = |most: usize| turn.iter().map(|guest| guest.ranges.len().min(most)).sum::<usize>();
+    (1..=RANGES_MOST).rev().find(|most| ranges(*most) <= RANGES_MOST).unwrap_or(1)
+}
+
+/// The largest ranges, `most` of them, by ascending address.
+fn largest(ranges: &[RamRange], most: usize) -> Vec<RamRange> {
     let mut ranges = ranges.to_vec();
     ranges.sort_by_key(|range| std::cmp::Reverse(range.gpa.bytes()));
-    ranges.truncate(RANGES_MOST);
+    ranges.truncate(most);
     ranges.sort_by_key(|range| range.hva);
     ranges
 }
 
 /// What the monitor is told for these guests. The regions at the beginning are whole windows, equally long.
 fn setup(turn: &[Arc<Guest>]) -> Setup {
-    let bytes = turn.iter().map(|guest| guest.bytes()).sum::<Bytes>().get();
+    let most = ranges_of_each(turn);
+    let ranges: Vec<_> = turn.iter().map(|guest| largest(&guest.ranges, most)).collect();
+    let bytes = ranges.iter().flatten().map(|range| range.gpa.bytes()).sum::<Bytes>().get();
     let window = PageSize::Huge2M.bytes().get();
     let length = bytes.div_ceil(REGIONS_AT_FIRST).next_multiple_of(window).max(window);
     let least = (bytes / window).clamp(*REGIONS_LEAST.start(), *REGIONS_LEAST.end());
     let separator = || Target { pid: std::process::id(), regions: vec![SEPARATOR] };
-    let regions = |guest: &Guest| guest.ranges.iter().flat_map(|range| pieces(range, length)).collect();
-    let target = |guest: &Arc<Guest>| Target { pid: guest.key.pid, regions: regions(guest) };
-    let targets = turn.iter().flat_map(|guest| [separator(), target(guest)]).collect();
+    let regions = |ranges: &[RamRange]| ranges.iter().flat_map(|range| pieces(range, length)).collect();
+    let target = |guest: &Guest, ranges: &[RamRange]| Target { pid: guest.key.pid, regions: regions(ranges) };
+    let pairs = turn.iter().zip(&ranges);
+    let targets = pairs.flat_map(|(guest, ranges)| [separator(), target(guest, ranges)]).collect();
     Setup { kind: KIND, regions: (least, least * REGIONS_MOST_FOR_EACH_LEAST), targets }
 }
 

@@ -24,6 +24,8 @@ use crate::deadline::ProcessKey;
 
 /// Directory of the kdamonds, below the root.
 pub(super) const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
+/// File of their number.
+const NUMBER_FILE: &str = "nr_kdamonds";
 /// Kind of monitoring: fixed ranges of a process.
 const OPERATIONS: &str = "fvaddr";
 /// Action of its scheme: none but reporting where it applies.
@@ -84,13 +86,15 @@ pub enum DamonError {
 }
 
 impl DamonError {
-    /// Whether another attempt is useless on this kernel and with this process's privileges.
+    /// Whether another attempt is useless on this kernel and with this process's privileges. The file of the number of
+    /// kdamonds is there wherever the kernel has DAMON, and the others come and go with the kdamonds.
     pub(super) fn is_final(&self) -> bool {
         match self {
             DamonError::NoProcessAddresses(_) => true,
-            DamonError::File { source, .. } => {
-                matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
-            }
+            DamonError::File { path, source } => match source.kind() {
+                io::ErrorKind::NotFound => path.ends_with(NUMBER_FILE),
+                kind => kind == io::ErrorKind::PermissionDenied,
+            },
             _ => false,
         }
     }
@@ -162,7 +166,7 @@ impl Kdamonds {
 
     /// Whether no program has a kdamond, except for a wideleaf process that is gone. Says so if one was left behind.
     pub(super) fn check_free(&self, kinds: &[Kind]) -> Result<bool, DamonError> {
-        match read_number(&self.directory.join("nr_kdamonds"))? {
+        match read_number(&self.directory.join(NUMBER_FILE))? {
             0 => Ok(false),
             1 if kinds.iter().any(|kind| self.is_left_behind(*kind).unwrap_or(false)) => Ok(true),
             kdamonds => Err(self.in_use(kdamonds, kinds)),
@@ -228,7 +232,7 @@ impl Kdamonds {
     /// Makes a kdamond. The kernel removes an existing one if it is off, and refuses if it runs.
     pub(super) fn claim(root: &Path, kinds: &[Kind]) -> Result<OwnKdamonds, DamonError> {
         let kdamonds = Kdamonds::at(root);
-        let number = kdamonds.directory.join("nr_kdamonds");
+        let number = kdamonds.directory.join(NUMBER_FILE);
         let file = File::open(&number).map_err(file_error(&number))?;
         let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => lock,
@@ -330,7 +334,7 @@ impl Drop for OwnKdamonds {
     fn drop(&mut self) {
         // A kdamond that never ran refuses to be switched off; it only has to be removed.
         let _ = self.kdamonds.set("state", "off");
-        if let Err(error) = write(&self.kdamonds.directory.join("nr_kdamonds"), 0) {
+        if let Err(error) = write(&self.kdamonds.directory.join(NUMBER_FILE), 0) {
             tracing::warn!("cannot give DAMON back: {error}");
         }
     }

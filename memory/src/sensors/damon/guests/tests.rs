@@ -2,6 +2,7 @@ use super::*;
 use crate::sensors::damon::fake_tree::{BASE, add_region, add_target, put, said, say, tree};
 use crate::sensors::damon::{give_back_left_behind, kdamonds, probe};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::fs;
 use tempfile::TempDir;
 use wideleaf_policies::units::mib;
@@ -211,6 +212,19 @@ fn where_the_kernel_has_no_monitor_the_thread_ends_and_every_guest_gets_the_reas
 }
 
 #[test]
+fn a_file_that_another_program_removes_for_a_moment_is_no_reason_to_give_up() {
+    for file in ["0/contexts/nr_contexts", "0/contexts/0/targets/1/pid_target"] {
+        let root = tree_for(1);
+        put_results(&root, &[&[(0, 8, "0\n")]]);
+        fs::remove_file(root.path().join(kdamonds::KDAMONDS).join(file)).expect("it was there");
+        let watch = GuestMonitor::at(root.path(), QUICK).watch(this_process(), &ram());
+        eventually("it is refused", || watch.why_not().is_some_and(|why| why.contains(file)));
+        put(&root, file, "0\n");
+        eventually("it is read", || watch.latest().is_some());
+    }
+}
+
+#[test]
 fn results_of_other_targets_are_refused_and_the_monitor_is_given_back() {
     let root = tree_for(1);
     put_results(&root, &[&[(0, 8, "5\n")], &[(0, 8, "5\n")]]);
@@ -243,7 +257,7 @@ fn a_module_of_the_kernel_that_runs_it_is_named() {
 fn guest(ranges: &[RamRange]) -> Arc<Guest> {
     let process = this_process();
     let key = ProcessKey::of(Path::new("/proc"), process.pid());
-    Arc::new(Guest { process, key, ranges: largest(ranges), latest: Mutex::default() })
+    Arc::new(Guest { process, key, ranges: ranges.to_vec(), latest: Mutex::default() })
 }
 
 #[test]
@@ -258,6 +272,30 @@ fn where_there_are_more_guests_than_a_turn_has_each_gets_its_turn() {
     assert_eq!(turn(), (0..GUESTS_MOST).collect::<Vec<_>>());
     assert!(all[GUESTS_MOST].latest.lock().why_not.as_ref().is_some_and(|why| why.contains("its turn comes")));
     assert_eq!(turn()[..2], [GUESTS_MOST, GUESTS_MOST + 1]);
+}
+
+#[test]
+fn guests_with_much_plugged_memory_share_a_bound_on_ranges_and_leave_none_to_waste() {
+    let plugged = |ranges: u64| {
+        let range = |number: u64| RamRange {
+            gpa: GpaRange::new(Gpa::new(number << 32), mib(128 + number)).expect("it fits"),
+            hva: Hva::new(BASE + (number << 32)),
+        };
+        guest(&(0..ranges).map(range).collect::<Vec<_>>())
+    };
+    let regions = |turn: &[Arc<Guest>]| {
+        let targets = setup(turn).targets.into_iter().skip(1).step_by(2);
+        targets.map(|target| target.regions).collect::<Vec<_>>()
+    };
+    let all_large = regions(&[(); GUESTS_MOST].map(|()| plugged(256)));
+    let sum = all_large.iter().map(Vec::len).sum::<usize>() as u64;
+    assert!(sum + GUESTS_MOST as u64 <= 400, "{sum}");
+    let starts = |regions: &[(Hva, Hva)]| regions.iter().map(|region| region.0.get() >> 32).collect::<BTreeSet<_>>();
+    let largest: BTreeSet<u64> = (252..256).map(|number| (BASE >> 32) + number).collect();
+    assert_eq!(starts(&all_large[0]), largest);
+    let mut turn: Vec<_> = (1..GUESTS_MOST).map(|_| plugged(1)).collect();
+    turn.push(plugged(256));
+    assert_eq!(starts(&regions(&turn)[GUESTS_MOST - 1]).len(), RANGES_MOST - (GUESTS_MOST - 1));
 }
 
 proptest! {
