@@ -112,7 +112,7 @@ pub struct StatusArgs {
 
 #[derive(Args, Debug)]
 struct Place {
-    /// The folder that holds `etc/` and `proc/`
+    /// The folder that holds `etc/` and `proc/`: for tests and packages
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     root: PathBuf,
 

@@ -1,4 +1,4 @@
-//! `wideleaf vm PATH …`: sends one request to the VM with that control socket, and shows the answer.
+//! `wideleaf vm SOCKET …`: sends one request to the VM with that control socket, and shows the answer.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -44,11 +44,12 @@ Examples:
     wideleaf vm /run/vm.sock windows
     wideleaf vm /run/vm.sock explain
 
-  Save it while it runs, and continue it from there, here or on another host with the same CPU:
+  Save it while it runs, and continue it from there, here or on another host, with a CPU of the same vendor that has
+  all features that the guest sees:
     wideleaf vm /run/vm.sock snapshot /srv/snapshots/monday
     wideleaf run --restore /srv/snapshots/monday
 
-  Move it to another run while it works, here or on another host with the same CPU:
+  Move it to another run while it works, here or on another host with such a CPU:
     wideleaf run --incoming tcp:0.0.0.0:4444
     wideleaf vm /run/vm.sock migrate tcp:host:4444
 
@@ -61,7 +62,7 @@ Examples:
 #[command(after_long_help = EXAMPLES)]
 pub struct VmSocketArgs {
     /// Socket that --control-socket of its `wideleaf run` named
-    #[arg(value_name = "PATH")]
+    #[arg(value_name = "SOCKET")]
     socket: PathBuf,
 
     /// Request to the VM
@@ -79,8 +80,8 @@ enum VmCommand {
     Ask(Question),
     /// Save it to a folder while it runs, for `wideleaf run --restore`
     Snapshot(snapshot::SnapshotArgs),
-    /// Move it to a `wideleaf run --incoming` while it runs, here or on another host with the same CPU; this run then
-    /// ends. Whatever fails before, it goes on here
+    /// Move it to a `wideleaf run --incoming` while it runs, here or on another host, with a CPU of the same vendor
+    /// that has all features that the guest sees; this run then ends. Whatever fails before, it goes on here
     Migrate(migrate::MigrateArgs),
     /// Continue a migration that lost its connection while pages followed the guest: first at the target with
     /// --incoming, then at the source

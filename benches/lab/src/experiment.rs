@@ -42,7 +42,7 @@ Examples:
   The experiments, and their duration here:
     wideleaf-lab experiment list
 
-  The README's picture, and an HTML page:
+  The picture of benches/README.md, and an HTML page:
     wideleaf-lab experiment run quick --output quick.json --html quick.html
 
   At most twenty minutes of one; the rest later:
