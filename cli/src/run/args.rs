@@ -137,8 +137,8 @@ pub struct RunArgs {
 
     /// Wait for a VM that `wideleaf vm SOCKET migrate ADDRESS` sends, with its kernel, RAM and vCPUs, and run it here:
     /// unix:PATH and tcp:HOST:PORT listen there for one connection; stdio is standard input and output. Name the
-    /// devices that it has, if any: disks must be read-only. A TCP connection is neither encrypted nor authenticated:
-    /// use it in a network that you trust, or stdio through ssh
+    /// devices that it has, if any; a disk that the guest writes must be the same file on both sides. A TCP connection
+    /// is neither encrypted nor authenticated: use it in a network that you trust, or stdio through ssh
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = OF_THE_SAVED_VM, conflicts_with = "restore")]
     pub incoming: Option<Address>,
 
@@ -255,7 +255,8 @@ pub struct RunArgs {
     pub record: Option<PathBuf>,
 
     /// Register the guest with the wideleafd at this socket, which lists it and gives it a share of its budget. If
-    /// no daemon listens, the run manages the guest alone until one does [default: /run/wideleaf/control.sock]
+    /// no daemon that admits this user listens, the run manages the guest alone until one does
+    /// [default: /run/wideleaf/control.sock]
     #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
     pub daemon: Option<PathBuf>,
 
