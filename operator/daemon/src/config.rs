@@ -513,7 +513,7 @@ mod tests {
             .flat_map(|line| [line, "\n"])
             .collect();
         let config = Config::parse(&said).expect("nothing is wrong");
-        assert_eq!((config.vm.len(), config.socket.group.as_deref()), (2, Some("wideleaf")));
+        assert_eq!((config.vm.len(), config.socket.group.as_deref()), (3, Some("wideleaf")));
         let of_flavor = config.wanted("instance-0000000e", Some("db.large"), &Settings::default());
         assert_eq!(of_flavor.expect("it makes sense").guarantee, Guarantee::Coverage(9_500));
         let wanted = config.wanted("web-1", None, &Settings::default()).expect("it makes sense");
