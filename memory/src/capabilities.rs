@@ -16,6 +16,8 @@ use crate::sys::userfaultfd::{Mode, Userfaultfd};
 mod newer_kernels;
 mod numa;
 
+pub(crate) use newer_kernels::page_tables_freed;
+
 /// One row of the table.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Capability {
@@ -41,7 +43,7 @@ impl Capability {
 /// on a window of memory that is unmapped again.
 pub fn probe(root: &Path) -> Vec<Capability> {
     let row = Capability::new;
-    let thp = |file: &str| chosen_setting(&root.join("sys/kernel/mm/transparent_hugepage").join(file));
+    let thp = |file: &str| chosen_setting(&root.join(THP).join(file));
     let mut rows = vec![
         row("collapse", "guest RAM keeps the page size it started with", probe_collapse(BackingKind::Anon)),
         row("collapse_memfd", "memfd RAM keeps its page size; use --backing anon", probe_collapse(BackingKind::Memfd)),
@@ -49,8 +51,8 @@ pub fn probe(root: &Path) -> Vec<Capability> {
         row(
             "thp_enabled",
             "--host-page 2m starts with base pages; collapse works all the same",
-            match thp("enabled") {
-                Ok(setting) if setting == "never" => Err("enabled=never: no huge page at the fault".into()),
+            match thp_enabled(root) {
+                Ok(setting) if setting == NEVER => Err("enabled=never: no huge page at the fault".into()),
                 Ok(setting) => Ok(format!("enabled={setting}")),
                 Err(why) => Err(why),
             },
@@ -97,6 +99,25 @@ pub fn probe(root: &Path) -> Vec<Capability> {
     rows.extend(newer_kernels::rows(root));
     rows.extend(numa::rows(root));
     rows
+}
+
+/// Folder of the settings for THP (Documentation/admin-guide/mm/transhuge.rst).
+const THP: &str = "sys/kernel/mm/transparent_hugepage";
+
+/// Setting under which no fault makes a huge page, in marked memory neither.
+const NEVER: &str = "never";
+
+/// The setting for pages of 2 MiB at a fault: their own (Linux 6.8), or the one for all sizes.
+fn thp_enabled(root: &Path) -> Result<String, String> {
+    match chosen_setting(&root.join(THP).join("hugepages-2048kB/enabled")) {
+        Ok(own) if own != "inherit" => Ok(own),
+        _ => chosen_setting(&root.join(THP).join("enabled")),
+    }
+}
+
+/// Whether no fault makes a huge page of 2 MiB on this host; `MADV_COLLAPSE` does all the same.
+pub(crate) fn is_thp_never(root: &Path) -> bool {
+    thp_enabled(root).is_ok_and(|setting| setting == NEVER)
 }
 
 /// The word in brackets: `always [madvise] never`.
@@ -161,4 +182,29 @@ fn probe_scan() -> Result<String, String> {
     host.scan(ram.base(), ram.bytes(), &mut runs).map_err(|error| error.to_string())?;
     let present: wideleaf_policies::Bytes = runs.iter().map(|run| run.bytes).sum();
     if present == ram.bytes() { Ok("PAGEMAP_SCAN".into()) } else { Err(format!("saw {present} of {}", ram.bytes())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_make_no_huge_page_under_never_of_their_own_or_of_all_sizes() {
+        let tree = tempfile::tempdir().expect("a temporary folder");
+        let put = |file: &str, text: &str| {
+            let path = tree.path().join(THP).join(file);
+            fs::create_dir_all(path.parent().expect("it has one")).expect("a folder");
+            fs::write(path, text).expect("a file");
+        };
+        assert!(!is_thp_never(tree.path()), "a kernel without THP");
+        put("enabled", "always madvise [never]\n");
+        assert!(is_thp_never(tree.path()), "Linux before 6.8 has one setting");
+        put("hugepages-2048kB/enabled", "always [inherit] madvise never\n");
+        assert!(is_thp_never(tree.path()));
+        put("hugepages-2048kB/enabled", "always inherit [madvise] never\n");
+        assert!(!is_thp_never(tree.path()));
+        put("enabled", "always [madvise] never\n");
+        put("hugepages-2048kB/enabled", "always inherit madvise [never]\n");
+        assert!(is_thp_never(tree.path()));
+    }
 }

@@ -47,12 +47,14 @@
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use nix::poll::PollTimeout;
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, VmId, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
+use crate::capabilities::page_tables_freed;
 pub use crate::faults::RegisterError;
 use crate::faults::{Brought, Counted, Faults, Service, Serving, Touch};
 use crate::host::{Advice, Host as _, HostError, linux::LinuxHost};
@@ -196,15 +198,28 @@ pub fn probe() -> Result<&'static str, UserfaultfdError> {
 fn page_tables_stay() -> Result<bool, FirstTouchError> {
     let (host, window) = (LinuxHost::open()?, PageSize::Huge2M.bytes());
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
-    let range = GpaRange::new(Gpa::new(0), window).expect("one window fits");
+    let range = GpaRange::new(Gpa::new(0), window * 2).expect("two windows fit");
     let ram = GuestRam::map(&[range], backing).map_err(FirstTouchError::Trial)?;
-    let fault_in = || host.advise(ram.base(), PageSize::Base4K.bytes(), Advice::PopulateWrite);
-    fault_in()?;
-    host.advise(ram.base(), window, Advice::HugePage)?;
-    ram.discard(WindowIndex::new(0)).map_err(|source| HostError { what: "madvise(MADV_DONTNEED)", source })?;
-    fault_in()?;
-    let seen = window_backing(&host, ram.ranges()[0], None, WindowIndex::new(0))?;
-    Ok(seen.backing != Backing::Huge2M)
+    let [used, fresh] = [0, 1].map(WindowIndex::new);
+    let fault_in = |of: WindowIndex| {
+        host.advise(ram.base() + window * of.get(), PageSize::Base4K.bytes(), Advice::PopulateWrite)?;
+        window_backing(&host, ram.ranges()[0], None, of).map(|seen| seen.backing == Backing::Huge2M)
+    };
+    fault_in(used)?;
+    host.advise(ram.base(), ram.bytes(), Advice::HugePage)?;
+    ram.discard(used).map_err(|source| HostError { what: "madvise(MADV_DONTNEED)", source })?;
+    let are_huge = [fault_in(used)?, fault_in(fresh)?];
+    Ok(judge_page_tables(are_huge, || page_tables_freed(Path::new("/")).is_ok()))
+}
+
+/// Whether page tables stay, by whether a fault made a huge page of a window with one and of one without. If neither is
+/// huge, the host has no huge page, and the number of page tables decides.
+fn judge_page_tables(are_huge: [bool; 2], are_freed: impl FnOnce() -> bool) -> bool {
+    match are_huge {
+        [true, _] => false,
+        [false, true] => true,
+        [false, false] => !are_freed(),
+    }
 }
 
 fn check_backing(vm: VmId, ram: &GuestRam) -> Result<(), FirstTouchError> {
@@ -404,5 +419,18 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
             }
             Err((_, error)) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_a_huge_page_is_no_kernel_that_keeps_page_tables() {
+        let asked = || -> bool { unreachable!("the faults have shown it") };
+        assert!(judge_page_tables([false, true], asked));
+        assert!(!judge_page_tables([true, true], asked) && !judge_page_tables([true, false], asked));
+        assert!(!judge_page_tables([false, false], || true) && judge_page_tables([false, false], || false));
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn rows(root: &Path) -> Vec<Capability> {
 }
 
 /// Whether a page table goes when its last page is dropped, by the process's own count of page tables.
-fn page_tables_freed(root: &Path) -> Result<String, String> {
+pub(crate) fn page_tables_freed(root: &Path) -> Result<String, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).map_err(|error| text(&error))?;
     let bytes = mib(2) * u64::from(WINDOWS);

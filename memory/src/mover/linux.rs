@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,6 +15,7 @@ use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 
 use super::{ASIDE_SLOTS, BASE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
 use crate::backing::BackingKind;
+use crate::capabilities::is_thp_never;
 use crate::host::{Advice, HostError, PageRun};
 use crate::numa::placement::Source;
 use crate::region::GuestRam;
@@ -130,6 +132,23 @@ impl LinuxMover {
 
     fn window(&self, window: WindowIndex) -> (Hva, Bytes) {
         (self.ram.window(window).start(), WINDOW)
+    }
+
+    /// Populates a ready slot; `is_never`: whether no fault makes a huge page on this host.
+    fn populate_under(&self, slot: u16, from: Source, is_never: impl Fn() -> bool) -> Result<(), HostError> {
+        let place = Place::Ready(slot);
+        self.place(place, from)?;
+        // By a touch, which holds only the mapping's own lock: MADV_POPULATE_WRITE holds the whole process's
+        // (`mmap_lock`) while the kernel clears the page, and other threads that want to watch a window would
+        // wait for that.
+        let piece = self.piece(place, &super::ALL_PAGES);
+        piece.words()[0].store(0, Ordering::Relaxed);
+        // The setting does not count for a collapse, which also frees the slot's page table: one that the kernel keeps
+        // is noticed only when a huge page arrives in a window.
+        if !self.look(place)?.is_huge && is_never() {
+            madvise(piece.start(), WINDOW, Advice::Collapse).map_err(host_error("madvise(MADV_COLLAPSE)"))?;
+        }
+        Ok(())
     }
 
     /// The present pages, without the shared zero page.
@@ -282,12 +301,7 @@ impl Mover for LinuxMover {
     }
 
     fn populate(&self, slot: u16, from: Source) -> Result<(), HostError> {
-        self.place(Place::Ready(slot), from)?;
-        // By a touch, which holds only the mapping's own lock: MADV_POPULATE_WRITE holds the whole process's
-        // (`mmap_lock`) while the kernel clears the page, and other threads that want to watch a window would
-        // wait for that.
-        self.piece(Place::Ready(slot), &super::ALL_PAGES).words()[0].store(0, Ordering::Relaxed);
-        Ok(())
+        self.populate_under(slot, from, || is_thp_never(Path::new("/")))
     }
 
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
@@ -348,6 +362,19 @@ mod tests {
         words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         mover.clear(base).expect("it is present");
         assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn a_ready_slot_becomes_huge_by_collapse_where_faults_make_no_huge_page() {
+        let Some(mover) = mover() else { return };
+        // Mapped anew, so that it has no mark: under `madvise`, as under `never`, a touch makes a base page.
+        let slot = Place::Ready(0);
+        let offset = mover.piece(slot, &ALL_PAGES).start() - mover.area.base();
+        mover.area.map_at(offset, WINDOW, None).expect("it is its own");
+        match mover.populate_under(0, Source::default(), || true) {
+            Ok(()) => assert!(mover.look(slot).expect("scan").is_huge),
+            Err(error) => println!("skipped: this host has no huge page: {error}"),
+        }
     }
 
     #[test]
