@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::granted::by_name;
-use super::{Granted, HugetlbPools, Intent, NoRoom, NodeRoom, OnShortage, PoolError, Request};
+use super::{Granted, HugetlbPools, Intent, NoRoom, NodeRoom, OnShortage, PoolError, Request, Settled};
 use crate::proc_fields::bytes_of;
 
 /// Part of the host's memory that stays available when pages are made, in per cent: the kernel would turn all of it
@@ -173,7 +173,8 @@ impl HugetlbPools {
         }
     }
 
-    /// Undoes what a killed process left of making pages. Returns whether there was anything.
+    /// Undoes what a killed process left of making pages. Returns whether it was undone: not where there was nothing,
+    /// and not where another program has changed the pool too, which the log says.
     ///
     /// # Errors
     /// [`PoolError`]; the note is kept for the next attempt.
@@ -265,16 +266,28 @@ impl HugetlbPools {
             self.forget(size);
             return Ok(false);
         }
-        self.undo(&mut noted)?;
-        Ok(true)
+        self.undo(&mut noted)
     }
 
-    fn undo(&self, noted: &mut Unfinished) -> Result<(), PoolError> {
+    /// Returns `false` if pages may stay that only this program could have told from those of others.
+    fn undo(&self, noted: &mut Unfinished) -> Result<bool, PoolError> {
+        let mut is_known = true;
         if let Some(intent) = noted.open.take() {
-            // A note of the growth with its result unknown; the pool knows.
-            if let Err(error) = self.settle(&intent, &mut noted.grown) {
-                noted.open = Some(intent);
-                return Err(error);
+            // A note of the growth with its result unknown; the pool knows, unless another program changed it too.
+            match self.settle(&intent, &mut noted.grown) {
+                Ok(Settled::Unclear { before, after, now }) => {
+                    tracing::warn!(
+                        "cannot tell which pages of {} were made for a run that was killed: the pool had {before}, was \
+                         to have {after}, and has {now} now; `wideleaf pool release` gives unused ones back",
+                        noted.size
+                    );
+                    is_known = false;
+                }
+                Ok(Settled::Undone | Settled::Done(_)) => {}
+                Err(error) => {
+                    noted.open = Some(intent);
+                    return Err(error);
+                }
             }
         }
         if let Some(Raised { before, after }) = noted.raised {
@@ -298,7 +311,7 @@ impl HugetlbPools {
             }
         }
         self.forget(noted.size);
-        Ok(())
+        Ok(is_known)
     }
 
     fn check_host_keeps_enough(&self, new: &NewPages) -> Result<(), NotMade> {
@@ -319,7 +332,7 @@ impl HugetlbPools {
         nodes.next().filter(|_| nodes.next().is_none())
     }
 
-    fn overcommit_file(&self, size: PageSize) -> PathBuf {
+    pub(super) fn overcommit_file(&self, size: PageSize) -> PathBuf {
         self.folder(size, None).join("nr_overcommit_hugepages")
     }
 
@@ -557,6 +570,20 @@ mod tests {
         kernel.change(|state| state.overcommit = 7);
         assert!(!kernel.pools().undo_what_was_left(PageSize::Giant1G).expect("readable"));
         assert_eq!((kernel.state().overcommit, note(&kernel).exists()), (7, false));
+    }
+
+    #[test]
+    fn pages_that_may_be_of_another_program_stay_and_are_not_called_undone() {
+        let kernel = FakeKernel::new(giants([4, 0], false));
+        kernel.after_next_write(|_| killed());
+        let ended = catch_unwind(AssertUnwindSafe(|| make(&kernel, 1, Some(0))));
+        assert!(ended.is_err() && note(&kernel).exists());
+        kernel.change(|state| {
+            let node = &mut state.nodes[0];
+            (node.total, node.free, node.whole) = (3, 3, 1);
+        });
+        assert!(!kernel.pools().undo_what_was_left(PageSize::Giant1G).expect("readable"));
+        assert_eq!((kernel.state().nodes[0].total, note(&kernel).exists()), (3, false));
     }
 
     #[test]
