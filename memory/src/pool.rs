@@ -17,7 +17,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_policies::{Bytes, NodeId, NodeSet, PageSize};
+
+use crate::numa::placement::NodePolicy;
 
 #[cfg(test)]
 pub(crate) mod fake_kernel;
@@ -112,6 +114,17 @@ impl PoolStatus {
     /// Pages that stay after they are unmapped: the value to which `nr_hugepages` is set.
     pub fn persistent(&self) -> u64 {
         self.total.saturating_sub(self.surplus)
+    }
+
+    /// The part of it on these nodes, if the kernel counts by node. Promises are not made by node: pages elsewhere are
+    /// assumed to serve them first.
+    fn on(mut self, nodes: NodeSet) -> PoolStatus {
+        if !self.nodes.is_empty() {
+            self.nodes.retain(|part| u16::try_from(part.node).is_ok_and(|node| nodes.contains(NodeId(node))));
+            let free = self.nodes.iter().map(|part| part.free).fold(0, u64::saturating_add);
+            self.free = self.reserved.saturating_add(self.unpromised().min(free));
+        }
+        self
     }
 
     /// Numbers that cannot all be true, if any.
@@ -355,7 +368,19 @@ impl HugetlbPools {
     /// # Errors
     /// [`PoolError::Short`] with the numbers and the command that helps.
     pub fn check(&self, size: PageSize, bytes: Bytes) -> Result<(), PoolError> {
+        self.check_for(None, size, bytes)
+    }
+
+    /// Like [`HugetlbPools::check`], by that memory policy: pages on nodes that it excludes are not available.
+    ///
+    /// # Errors
+    /// The same as for [`HugetlbPools::check`].
+    pub fn check_for(&self, policy: Option<&NodePolicy>, size: PageSize, bytes: Bytes) -> Result<(), PoolError> {
         let pool = self.status(size)?;
+        let pool = match policy.and_then(NodePolicy::bound_to) {
+            Some(nodes) => pool.on(nodes),
+            None => pool,
+        };
         let needed = bytes.pages(size);
         if pool.available() >= needed {
             return Ok(());
@@ -418,6 +443,7 @@ fn numbers_in(folder: &Path, prefix: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numa::placement::MemoryMode;
     use std::fs;
     use wideleaf_policies::units::mib;
 
@@ -461,6 +487,19 @@ mod tests {
         assert!(HugetlbPools::at(dir.path()).check(PageSize::Huge2M, mib(256)).is_ok());
         let dir = tree(100, 60, 60, 127);
         assert!(HugetlbPools::at(dir.path()).check(PageSize::Huge2M, mib(256)).is_err());
+    }
+
+    #[test]
+    fn pages_of_other_nodes_are_not_available_to_memory_that_is_bound() {
+        let dir = tree(100, 60, 10, 0); // all 60 on node 0
+        let check = |mode, node: u16, pages: u64| {
+            let policy = NodePolicy { mode, nodes: NodeSet::of(NodeId(node)) };
+            HugetlbPools::at(dir.path()).check_for(Some(&policy), PageSize::Huge2M, mib(2) * pages)
+        };
+        assert!(check(MemoryMode::Bind, 0, 50).is_ok() && check(MemoryMode::Bind, 0, 51).is_err());
+        assert!(check(MemoryMode::Preferred, 1, 50).is_ok(), "it may be elsewhere");
+        let text = check(MemoryMode::Bind, 1, 1).expect_err("node 1 has none").to_string();
+        assert!(text.contains("is 1 short: 1 needed, 0 available (node 1: 0 free)"), "{text}");
     }
 
     #[test]

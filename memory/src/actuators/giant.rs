@@ -246,7 +246,7 @@ impl GiantPages {
     /// A page of the pool, or one that is made, for that giant.
     fn page(&self, site: SwapSite<'_>, giant: Gpa) -> Result<GiantPage, Unswapped> {
         let (host, policy) = (site.host, site.ram.placement().giant_policy(giant));
-        match self.pools.check(PageSize::Giant1G, GIANT) {
+        match self.pools.check_for(policy.as_ref(), PageSize::Giant1G, GIANT) {
             Ok(()) => {}
             Err(PoolError::Short(_)) if self.grows_pool => {
                 let node = policy.and_then(|policy| policy.single_node()).map(|node| u32::from(node.0));

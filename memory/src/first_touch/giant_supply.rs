@@ -45,7 +45,7 @@ pub(super) struct Supplied {
 impl GiantSource {
     /// A cleared page by that memory policy: one of the pool, or else one that is made.
     pub(super) fn page(&self, kernel: &dyn Kernel, policy: Option<&NodePolicy>) -> Result<Supplied, Obstacle> {
-        if self.pools.check(PageSize::Giant1G, GIANT).is_ok() {
+        if self.pools.check_for(policy, PageSize::Giant1G, GIANT).is_ok() {
             let file = kernel.create_giant().and_then(|file| kernel.fill_giant(&file, policy).map(|()| file));
             match file {
                 Ok(file) => return Ok(Supplied { page: Arc::new(GiantPage::of_pool(file)), is_made: false }),

@@ -108,8 +108,9 @@ pub fn place_before_loading(
     if ram.backing().kind() != BackingKind::Anon || ram.backing().start_page() != PageSize::Base4K {
         return Err(refused(&"only anonymous RAM on 4k pages can have one"));
     }
-    let Supplied { page, .. } = source.page(kernel, ram.placement().giant_policy(giant).as_ref()).map_err(|_| {
-        let pool = source.pools.check(PageSize::Giant1G, GIANT).err();
+    let policy = ram.placement().giant_policy(giant);
+    let Supplied { page, .. } = source.page(kernel, policy.as_ref()).map_err(|_| {
+        let pool = source.pools.check_for(policy.as_ref(), PageSize::Giant1G, GIANT).err();
         refused(&pool.map_or_else(|| "no page could be taken".to_owned(), |error| error.to_string()))
     })?;
     let claim = ram.claims().giant(giant).map_err(|claimed| refused(&claimed))?;

@@ -194,7 +194,7 @@ impl Giants {
         Ok(())
     }
 
-    /// The page that is ready for a giant, if it was made; `None` where the pool has one.
+    /// The page that is ready for a giant, if it was made; `None` where the pool has one by this memory policy.
     ///
     /// # Errors
     /// A page is being made, and this request came too early.
@@ -203,7 +203,7 @@ impl Giants {
             return Ok(Some(made));
         }
         // The pool says what it lacks where no page is made either.
-        let is_short = self.pools.check(PageSize::Giant1G, GIANT).is_err();
+        let is_short = self.pools.check_for(policy.as_ref(), PageSize::Giant1G, GIANT).is_err();
         let is_being_made = is_short && self.making.begin(policy, now);
         if is_being_made { Err(OutcomeResult::Skipped(Skip::PageBeingMade)) } else { Ok(None) }
     }
@@ -402,5 +402,44 @@ impl ManagerLoop {
                 *self.report.outcomes.entry((mechanism.name(), what)).or_default() += count;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wideleaf_policies::{NodeId, NodeSet};
+
+    use super::*;
+    use crate::numa::placement::MemoryMode;
+    use crate::pool::NotMade;
+    use crate::pool::fake_kernel::{FakeKernel, FakeNode, State};
+    use crate::side_mapping::GiantFile;
+
+    #[derive(Debug)]
+    struct MakesNone;
+
+    impl GiantMaker for MakesNone {
+        fn left(&self) -> u64 {
+            1
+        }
+
+        fn make(&self, _: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
+            Err(NotMade::elsewhere("no_room", "no room"))
+        }
+    }
+
+    #[test]
+    fn a_page_is_made_for_a_giant_that_is_bound_to_a_node_without_a_free_one() {
+        let has_one = FakeNode { total: 1, free: 1, ..FakeNode::default() };
+        let state = State { nodes: vec![has_one, FakeNode::default()], is_giant: true, ..State::default() };
+        let kernel = FakeKernel::new(state);
+        let bound_to = |node| Some(NodePolicy { mode: MemoryMode::Bind, nodes: NodeSet::of(NodeId(node)) });
+        let made = |policy| {
+            let making = GiantMaking::by(Arc::new(MakesNone));
+            let mut giants = Giants { pools: kernel.pools(), under_way: None, making };
+            giants.made_page(policy, Moment::START).map(|made| made.is_some())
+        };
+        assert_eq!([made(None), made(bound_to(0)), made(NodePolicy::preferring(1))], [Ok(false); 3], "the pool has it");
+        assert_eq!(made(bound_to(1)), Err(OutcomeResult::Skipped(Skip::PageBeingMade)));
     }
 }

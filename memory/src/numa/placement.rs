@@ -87,6 +87,11 @@ impl NodePolicy {
         Ok(done)
     }
 
+    /// The nodes to which it binds; `None` where pages may come from others too.
+    pub(crate) fn bound_to(&self) -> Option<NodeSet> {
+        (self.mode == MemoryMode::Bind).then_some(self.nodes)
+    }
+
     /// The node, where the policy names one alone.
     pub(crate) fn single_node(&self) -> Option<NodeId> {
         let mut nodes = self.nodes.iter();
