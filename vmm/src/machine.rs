@@ -250,7 +250,8 @@ impl Machine {
         // No thread is started before this line: it would stay outside the sandbox.
         machine.entered = sandbox.map(|sandbox| sandbox.enter_process()).transpose()?;
         if let Some(sandbox) = sandbox.filter(|_| has_devices) {
-            device_threads.begin_in(Arc::clone(sandbox)).map_err(BootError::DeviceThreads)?;
+            let begun = device_threads.begin_in(Arc::clone(sandbox), Arc::clone(&machine.control));
+            begun.map_err(BootError::DeviceThreads)?;
         }
         watch.lap("sandbox");
         let (mut fresh, mut late) = (fresh.into_iter(), late.into_iter());

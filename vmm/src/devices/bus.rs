@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use wideleaf_policies::{Gpa, GpaRange};
 
 use super::virtio::{NotAtRest, Rest, RestoreDeviceError, SavedDevice};
+use crate::run_loop::PAUSE_WAIT_MAX;
 
 /// The effect of an access on the whole VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +56,8 @@ pub trait MemoryDevice: Send {
     fn read(&mut self, offset: u64, data: &mut [u8]);
     /// Takes the guest's write `offset` bytes behind the device's first address.
     fn write(&mut self, offset: u64, data: &[u8]);
-    /// Stops all work of the device; the guest has ended.
-    fn stop(&mut self) {}
+    /// Stops all work of the device; the guest has ended. Work that does not end by `until` is left alone.
+    fn stop(&mut self, _until: Instant) {}
     /// Sets the device back to the machine's start before it returns; the guest has reset it.
     fn reset(&mut self);
     /// Stops the device between two pieces of work until the second value is dropped, and returns its state; see
@@ -218,13 +219,15 @@ impl Bus {
         }
     }
 
-    /// Tells every device that the guest has ended.
+    /// Tells every device that the guest has ended. All devices behind addresses together have [`PAUSE_WAIT_MAX`] to
+    /// stop: a file of the host that hangs does not delay the end.
     pub fn flush(&self) {
         for range in &self.ranges {
             range.device.lock().flush();
         }
+        let until = Instant::now() + PAUSE_WAIT_MAX;
         for range in &self.memory_ranges {
-            range.device.lock().stop();
+            range.device.lock().stop(until);
         }
     }
 
@@ -322,8 +325,9 @@ impl std::fmt::Debug for Bus {
 mod tests {
     use super::*;
 
-    /// Reads as its offset, and ends the guest with the written value.
-    struct Echo;
+    /// Reads as its offset, and ends the guest with the written value. Notes until when it may stop.
+    #[derive(Default)]
+    struct Echo(Arc<Mutex<Vec<Instant>>>);
 
     impl PortDevice for Echo {
         fn read(&mut self, offset: u16, data: &mut [u8]) {
@@ -337,7 +341,7 @@ mod tests {
     #[test]
     fn a_device_sees_offsets_from_its_first_port() {
         let mut bus = Bus::new();
-        bus.insert(0x60..=0x64, Box::new(Echo));
+        bus.insert(0x60..=0x64, Box::<Echo>::default());
         let mut data = [0];
         bus.read_port(0x64, &mut data);
         assert_eq!(data, [4]);
@@ -371,6 +375,9 @@ mod tests {
             data.fill(offset as u8);
         }
         fn write(&mut self, _: u64, _: &[u8]) {}
+        fn stop(&mut self, until: Instant) {
+            self.0.lock().push(until);
+        }
         fn reset(&mut self) {}
         fn save(&self, _: Instant) -> Result<(SavedDevice, Rest), NotAtRest> {
             Err(NotAtRest::Busy)
@@ -387,7 +394,7 @@ mod tests {
     fn a_device_in_memory_receives_whole_accesses_only() {
         let mut bus = Bus::new();
         let range = GpaRange::new(Gpa::new(0x1000), wideleaf_policies::Bytes::new(0x100)).unwrap();
-        bus.insert_memory(range, Box::new(Echo));
+        bus.insert_memory(range, Box::<Echo>::default());
         let mut data = [0; 4];
         bus.read_memory(Gpa::new(0x10fc), &mut data);
         assert_eq!(data, [0xfc; 4]);
@@ -400,10 +407,22 @@ mod tests {
     }
 
     #[test]
+    fn all_devices_of_a_guest_that_has_ended_stop_by_the_same_time() {
+        let (mut bus, untils) = (Bus::new(), Arc::<Mutex<Vec<Instant>>>::default());
+        for start in [0x1000, 0x2000] {
+            let range = GpaRange::new(Gpa::new(start), wideleaf_policies::Bytes::new(0x100)).unwrap();
+            bus.insert_memory(range, Box::new(Echo(Arc::clone(&untils))));
+        }
+        bus.flush();
+        let untils = untils.lock();
+        assert_eq!((untils.len(), untils[0]), (2, untils[1]));
+    }
+
+    #[test]
     #[should_panic(expected = "already")]
     fn two_devices_cannot_have_one_port() {
         let mut bus = Bus::new();
-        bus.insert(0x60..=0x64, Box::new(Echo));
-        bus.insert(0x64..=0x70, Box::new(Echo));
+        bus.insert(0x60..=0x64, Box::<Echo>::default());
+        bus.insert(0x64..=0x70, Box::<Echo>::default());
     }
 }

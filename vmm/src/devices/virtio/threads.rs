@@ -9,17 +9,21 @@
 
 use std::fmt;
 use std::io;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::ActivateError;
+use crate::run_loop::RunControl;
 use crate::sandbox::{Sandbox, SandboxError, ThreadKind};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The service: see the module. Without a sandbox the calling thread does all work.
+/// Interval in which a thread that waits for a device looks whether its VM ends.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The service: see the module. Without a sandbox the calling thread does the work, unless it must not wait for it.
 #[derive(Default)]
 pub struct DeviceThreads {
     inside: OnceLock<Inside>,
@@ -27,43 +31,54 @@ pub struct DeviceThreads {
 
 struct Inside {
     sandbox: Arc<Sandbox>,
+    control: Arc<RunControl>,
     calls: Sender<Work>,
 }
 
 impl DeviceThreads {
-    /// Moves all later work into that sandbox. Called once, before the first vCPU runs.
-    pub(crate) fn begin_in(&self, sandbox: Arc<Sandbox>) -> std::io::Result<()> {
+    /// Moves all later work into that sandbox, until the VM of `control` ends. Called once, before the first vCPU runs.
+    pub(crate) fn begin_in(&self, sandbox: Arc<Sandbox>, control: Arc<RunControl>) -> std::io::Result<()> {
         let (calls, waiting) = mpsc::channel::<Work>();
         // The thread ends with the last owner of the channel's other end.
         Builder::new().name("devices".into()).spawn(move || waiting.into_iter().for_each(|work| work()))?;
-        let is_first = self.inside.set(Inside { sandbox, calls }).is_ok();
+        let is_first = self.inside.set(Inside { sandbox, control, calls }).is_ok();
         assert!(is_first, "a machine's devices are in one sandbox");
         Ok(())
     }
 
-    /// Runs `work` on the thread that activates and resets devices, and waits for its result.
+    /// Runs `work` on the thread that activates and resets devices, and waits for its result; `None` where the VM ends
+    /// before there is one. A disk of which the file hangs keeps that thread for good. Without a sandbox the calling
+    /// thread does the work, however long that takes.
     ///
     /// # Panics
     /// If a device's code panicked there: no device can be served any more.
-    pub(super) fn call<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let Some(Inside { calls, .. }) = self.inside.get() else { return work() };
+    pub(super) fn call<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let Some(Inside { calls, control, .. }) = self.inside.get() else { return Some(work()) };
         let (done, result) = mpsc::channel();
-        // The caller waits below, so the result is received.
-        let work = Box::new(move || drop(done.send(work())));
-        let is_there = calls.send(work).is_ok();
-        result.recv().ok().filter(|_| is_there).expect("the thread that activates devices has not panicked")
+        // A thread that has gone drops `done`.
+        let _ = calls.send(Box::new(move || drop(done.send(work()))));
+        loop {
+            match result.recv_timeout(LOOK_EVERY) {
+                Err(RecvTimeoutError::Timeout) if control.is_stopping() => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+                result => return Some(result.expect("the thread that activates devices has not panicked")),
+            }
+        }
     }
 
     /// Runs `work` like [`DeviceThreads::call`]; `None` where it has no result by `until`. It then continues, and its
-    /// result is dropped. Without a sandbox the calling thread does the work, however long that takes.
+    /// result is dropped. Without a sandbox a thread of its own does the work, which may wait for a disk.
     pub(super) fn call_within<T: Send + 'static>(
         &self,
         until: Instant,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let Some(Inside { calls, .. }) = self.inside.get() else { return Some(work()) };
         let (done, result) = mpsc::channel();
-        calls.send(Box::new(move || drop(done.send(work())))).ok()?;
+        let work = move || drop(done.send(work()));
+        match self.inside.get() {
+            Some(Inside { calls, .. }) => calls.send(Box::new(work)).ok()?,
+            None => drop(Builder::new().name("devices".into()).spawn(work).ok()?),
+        }
         result.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
     }
 
@@ -115,11 +130,14 @@ impl fmt::Debug for DeviceThreads {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run_loop::GuestExit;
+    use crate::run_loop::control::threadless::control;
+    use crate::sandbox::SandboxConfig;
 
     #[test]
     fn without_a_sandbox_the_calling_thread_does_the_work() {
         let threads = DeviceThreads::default();
-        assert_eq!(threads.call(|| std::thread::current().id()), std::thread::current().id());
+        assert_eq!(threads.call(|| std::thread::current().id()), Some(std::thread::current().id()));
         let (said, heard) = mpsc::channel();
         let thread = threads.spawn("disk", move || {
             let name = std::thread::current().name().map(str::to_owned);
@@ -127,5 +145,25 @@ mod tests {
         });
         thread.unwrap().join().unwrap();
         assert_eq!(heard.recv().unwrap().as_deref(), Some("disk"));
+    }
+
+    #[test]
+    fn at_the_end_of_its_vm_no_thread_waits_for_a_device_that_hangs() {
+        let (threads, control) = (DeviceThreads::default(), control(1));
+        let sandbox = Arc::new(Sandbox::plan(SandboxConfig::default()).unwrap());
+        threads.begin_in(sandbox, Arc::clone(&control)).unwrap();
+        let ((begins, begun), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel::<()>());
+        let (said, heard) = mpsc::channel();
+        std::thread::spawn(move || {
+            let hangs = move || {
+                begins.send(()).unwrap();
+                goes_on.recv().unwrap();
+            };
+            said.send(threads.call(hangs)).unwrap();
+        });
+        begun.recv().unwrap();
+        control.stop(GuestExit::TimedOut);
+        assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(None));
+        go_on.send(()).unwrap();
     }
 }

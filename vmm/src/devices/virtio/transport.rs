@@ -44,7 +44,6 @@ use super::{
 };
 use crate::devices::bus::MemoryDevice;
 use crate::dma::DeviceMemory;
-use crate::run_loop::PAUSE_WAIT_MAX;
 
 /// The letters "virt" as a little-endian number.
 const MAGIC: u32 = 0x7472_6976;
@@ -305,7 +304,8 @@ impl Transport {
         };
         self.driver_seen.has_worked.store(true, Ordering::Relaxed);
         let device = Arc::clone(&self.device);
-        self.workers.threads.call(move || locked(&device).activate(activation)).map(Some)
+        // A VM that ends needs no device.
+        self.workers.threads.call(move || locked(&device).activate(activation)).unwrap_or(Ok(())).map(Some)
     }
 
     /// The queues for the device; `None` where one is not within RAM. The registers go on to show them as the driver
@@ -318,11 +318,6 @@ impl Transport {
             is_fit.then(|| ActiveQueue { queue, kick: Arc::clone(kick) })
         };
         self.queues.iter().zip(&self.kicks).map(active).collect()
-    }
-
-    fn reset_device(&self) {
-        let device = Arc::clone(&self.device);
-        self.workers.threads.call(move || locked(&device).reset());
     }
 
     /// Stops the service between two pieces of work until the second value is dropped.
@@ -402,7 +397,11 @@ impl Transport {
     }
 
     fn reset(&mut self) {
-        self.reset_device();
+        let device = Arc::clone(&self.device);
+        if self.workers.threads.call(move || locked(&device).reset()).is_none() {
+            // The VM ends, and a device that hangs keeps its lock.
+            return;
+        }
         let queues = fresh_queues(&**self.device());
         self.queues = queues;
         self.interrupt.reset();
@@ -448,7 +447,7 @@ impl MemoryDevice for Transport {
 
     fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>> {
         let (flusher, threads) = (self.device().flusher()?, Arc::clone(&self.workers.threads));
-        self.workers.threads.call(move || threads.spawn_fallible("flush", move || flusher().map(drop))).ok()
+        self.workers.threads.call(move || threads.spawn_fallible("flush", move || flusher().map(drop)))?.ok()
     }
 
     fn read(&mut self, offset: u64, data: &mut [u8]) {
@@ -474,13 +473,16 @@ impl MemoryDevice for Transport {
         }
     }
 
-    fn stop(&mut self) {
-        if self.memory.gate().is_open_within(PAUSE_WAIT_MAX) {
-            return self.reset_device();
+    fn stop(&mut self, until: Instant) {
+        let device = Arc::clone(&self.device);
+        let is_open = self.memory.gate().is_open_within(until.saturating_duration_since(Instant::now()));
+        if is_open && self.workers.threads.call_within(until, move || locked(&device).reset()).is_some() {
+            return;
         }
-        // A pause that is never undone, because moving the VM's memory failed midway. The device's thread waits at
-        // the gate for good, and dropping the device would wait for that thread.
-        tracing::error!(kind = ?self.device().kind(), "cannot stop a device: its VM was paused for good when it ended");
+        // A pause that is never undone, because moving the VM's memory failed midway: the device's thread waits at the
+        // gate for good. Or a request that the host does not complete. Dropping the device would wait for that thread.
+        let kind = self.driver_seen.kind();
+        tracing::error!(?kind, "cannot stop a device: its VM was paused for good, or a file of the host hangs");
         std::mem::forget(Arc::clone(&self.device));
     }
 

@@ -47,6 +47,17 @@ fn disk() -> Disk {
     disk_with(false, ALL)
 }
 
+/// Ends the VM of a disk that does not stop.
+fn end(mut disk: Disk) {
+    let (said, heard) = channel();
+    std::thread::spawn(move || {
+        MemoryDevice::stop(&mut disk.driver.transport, Instant::now() + Duration::from_millis(10));
+        drop(disk);
+        said.send(()).unwrap();
+    });
+    heard.recv_timeout(Duration::from_secs(60)).expect("the VM does not end");
+}
+
 impl Disk {
     fn set_header(&self, kind: u32, sector: u64) {
         let header: Vec<u8> = kind.to_le_bytes().into_iter().chain([0; 4]).chain(sector.to_le_bytes()).collect();
@@ -321,13 +332,28 @@ fn a_vm_that_ends_while_paused_for_good_does_not_wait_for_its_disk() {
     assert!(disk.driver.memory.gate().close(crate::run_loop::PAUSE_WAIT_MAX));
     // The disk's thread wakes, and waits at the gate.
     disk.driver.set_register(virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY, 0);
-    let (said, heard) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        MemoryDevice::stop(&mut disk.driver.transport);
-        drop(disk);
-        said.send(()).unwrap();
+    end(disk);
+}
+
+#[test]
+fn a_vm_that_ends_does_not_wait_for_a_disk_of_which_the_file_hangs() {
+    let mut disk = disk();
+    let ((begins, begun), (go_on, goes_on)) = (channel(), channel());
+    let image = Arc::clone(&disk.image);
+    let hung = std::thread::spawn(move || {
+        image.flush_by(|_| {
+            begins.send(()).unwrap();
+            goes_on.recv().map_err(std::io::Error::other)
+        })
     });
-    heard.recv_timeout(std::time::Duration::from_secs(60)).expect("the VM does not end");
+    begun.recv().unwrap();
+    // The guest's own flush waits for that one.
+    disk.set_header(VIRTIO_BLK_T_FLUSH, 0);
+    disk.driver.offer(0, 0, &[Piece::read(HEADER, 16), Piece::write(STATUS, 1)]);
+    std::thread::sleep(Duration::from_millis(5));
+    end(disk);
+    go_on.send(()).unwrap();
+    hung.join().unwrap().unwrap();
 }
 
 #[test]
