@@ -294,6 +294,11 @@ impl Aside {
         self.rooms().stays.get(&window).is_some_and(|stay| !matches!(stay, Stay::Touched(_)))
     }
 
+    /// Whether the service has ended, so that no window is taken any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.rooms().is_closed
+    }
+
     /// Claims a window, for work on it before and after it is aside.
     pub(crate) fn claim(&self, window: WindowIndex) -> Result<PartClaim, Claimed> {
         self.claims.window(window)

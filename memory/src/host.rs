@@ -165,6 +165,14 @@ impl From<MapError> for HostError {
     }
 }
 
+/// Result of a step that asks for no huge page: without memory or a mapping for it, others may still get one.
+pub(crate) fn beside_huge_pages(result: OutcomeResult) -> OutcomeResult {
+    match result {
+        OutcomeResult::Refused(Refusal::NoHugePage) => OutcomeResult::Refused(Refusal::Other(libc::ENOMEM)),
+        other => other,
+    }
+}
+
 impl From<&HostError> for OutcomeResult {
     fn from(error: &HostError) -> OutcomeResult {
         OutcomeResult::Refused(error.refusal())

@@ -37,7 +37,7 @@ use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, Win
 use super::vacated_pages::VacatedPages;
 use crate::claims::Claimed;
 use crate::detached::Aside;
-use crate::host::{Host, HostError};
+use crate::host::{Host, HostError, beside_huge_pages};
 use crate::mover::{ALL_PAGES, Look, Mover, Place, READY_SLOTS, TRIAL_SLOT};
 use crate::numa::placement::Source;
 
@@ -186,7 +186,8 @@ impl Swapper {
 
     /// Swaps in a page that was ready, or is made now.
     fn swap_in(&mut self, window: WindowIndex) -> Result<Duration, OutcomeResult> {
-        let slot = self.take_ready(self.aside.mover().source_of(window)).map_err(refused)?;
+        let slot =
+            self.take_ready(self.aside.mover().source_of(window)).map_err(|error| OutcomeResult::from(&error))?;
         let exchanged = self.exchange(window, Place::Ready(slot)).map(|(unavailable, old)| {
             self.aside.give_back(old);
             unavailable
@@ -249,7 +250,7 @@ impl Swapper {
     fn exchange(&self, window: WindowIndex, huge: Place) -> Result<(Duration, u16), OutcomeResult> {
         // Only now, so that a window that cannot be swapped keeps its mark.
         self.aside.mover().allow_huge(window).map_err(refused)?;
-        self.aside.exchange(window, huge)
+        self.aside.exchange(window, huge).map_err(beside_huge_pages)
     }
 
     /// Whether the kernel is known to keep page tables, so that no huge page arrives whole.
@@ -325,6 +326,7 @@ fn no_huge_page() -> HostError {
     HostError { what: "populating a huge page", source: std::io::Error::from_raw_os_error(libc::ENOMEM) }
 }
 
+/// Result of a refused call that asks for no huge page.
 pub(super) fn refused(error: HostError) -> OutcomeResult {
-    (&error).into()
+    beside_huge_pages((&error).into())
 }

@@ -29,7 +29,7 @@ use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, Win
 
 use super::swap::{Swapper, refused};
 use crate::claims::Claimed;
-use crate::host::Host;
+use crate::host::{Host, beside_huge_pages};
 use crate::mover::{Look, Place};
 use crate::numa::placement::Source;
 
@@ -53,9 +53,7 @@ impl Swapper {
         let mut moved_in = None;
         let result = match self.try_vacate(window, &mut moved_in) {
             Ok(()) => OutcomeResult::Done,
-            // It asks for no huge page; without memory for something else, others may still get one.
-            Err(OutcomeResult::Refused(Refusal::NoHugePage)) => OutcomeResult::Refused(Refusal::Other(libc::ENOMEM)),
-            Err(other) => other,
+            Err(other) => beside_huge_pages(other),
         };
         self.vacated.give_back_stale(&self.aside);
         let copied = if moved_in.is_some() { PageSize::Huge2M.bytes() } else { Bytes::ZERO };

@@ -1,14 +1,15 @@
 //! Swappers of one VM, until swapping turns out to be impossible on this host.
 //!
 //! ```text
-//!   Swaps ── three refusals in a row ─┬─ the kernel keeps page tables, or the RAM cannot be moved ─▶ ended for good
-//!     ▲                               │
+//!   Swaps ── three refusals in a row ─┬─ the kernel keeps page tables, the RAM cannot be moved, or the thread that
+//!     ▲                               │  answers touches has ended ─▶ ended for good
+//!     │                               │
 //!     └──────── a minute ◀── Pauses ◀─┴─ any other reason: promotions collapse, vacates back off
 //! ```
 
 use std::time::Duration;
 
-use wideleaf_policies::{Moment, OutcomeResult, Refusal, WindowIndex};
+use wideleaf_policies::{Moment, OutcomeResult, Refusal, Skip, WindowIndex};
 
 use super::attempt::{Attempt, Mechanism};
 use super::sampling::SharedAccess;
@@ -70,7 +71,7 @@ impl Swaps {
             return true;
         }
         (self.refusals, self.paused_until) = (0, attempt.at + SWAP_PAUSE);
-        let is_eligible = refused != OutcomeResult::Refused(Refusal::NotEligible);
+        let is_eligible = ![OutcomeResult::Refused(Refusal::NotEligible), SERVICE_ENDED].contains(&refused);
         is_eligible && !self.swappers.iter().any(Swapper::keeps_page_tables)
     }
 
@@ -80,9 +81,13 @@ impl Swaps {
     }
 }
 
+/// Result of a swap after the end of the service that moves windows; while the loop itself stops, it asks for no swap.
+const SERVICE_ENDED: OutcomeResult = OutcomeResult::Skipped(Skip::Stopping);
+
 /// Whether a window may still be collapsed after a swap with this result.
 pub(super) fn is_for_collapse(result: OutcomeResult) -> bool {
     matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
+        || result == SERVICE_ENDED
 }
 
 impl SwapHand<'_> {
@@ -127,6 +132,7 @@ mod tests {
     struct Bed {
         host: Arc<FakeHost>,
         mover: Arc<FakeMover>,
+        aside: Arc<Aside>,
         swaps: Swaps,
     }
 
@@ -137,7 +143,7 @@ mod tests {
             let aside = Arc::new(Aside::new(host.clone(), mover.clone(), Arc::<Claims>::default()));
             let (access, swappers) = (SharedAccess::of_no_windows(aside.clone()), Swapper::several(&aside, 1));
             let swaps = Swaps { access, swappers, refusals: 0, paused_until: Moment::START };
-            Bed { host, mover, swaps }
+            Bed { host, mover, aside, swaps }
         }
 
         /// Swaps a window full of base pages, if swaps are not paused. Returns the result, and whether swaps remain
@@ -164,6 +170,16 @@ mod tests {
         assert_eq!(bed.swap(4), None);
         bed.host.sleep(Duration::from_millis(1));
         assert_eq!(bed.swap(4), Some((OutcomeResult::Done, true)));
+    }
+
+    #[test]
+    fn swaps_end_with_the_service_that_moves_windows_and_windows_are_collapsed() {
+        let mut bed = Bed::new();
+        bed.aside.close();
+        let results = [1, 2, 3].map(|window| bed.swap(window));
+        let ended = OutcomeResult::Skipped(Skip::Stopping);
+        assert_eq!(results, [Some((ended, true)), Some((ended, true)), Some((ended, false))]);
+        assert!(is_for_collapse(ended));
     }
 
     #[test]

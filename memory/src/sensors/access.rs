@@ -175,6 +175,10 @@ impl AccessSampler for AccessSensor {
         cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
         AccessSample { rows, watched_for, cost }
     }
+
+    fn why_it_ended(&self) -> Option<String> {
+        self.aside.is_closed().then(|| "windows are not moved any more; the log has the reason".to_owned())
+    }
 }
 
 impl Drop for AccessSensor {

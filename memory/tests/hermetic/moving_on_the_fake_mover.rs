@@ -263,6 +263,7 @@ fn a_service_that_ends_during_a_sample_brings_all_windows_back() {
     bed.assert_at_rest();
     let rows = sensor.finish(bed.host.as_ref()).rows;
     assert!(rows.iter().all(|(_, seen)| *seen == Seen::Unknown("service_ended")), "{rows:?}");
+    assert!(sensor.why_it_ended().is_some());
     assert!(matches!(bed.aside.set_aside(W), Err(AsideError::Closed)));
     assert_eq!(bed.swapper().swap(bed.host.as_ref(), W).result, OutcomeResult::Skipped(Skip::AlreadyDone));
     assert_eq!(bed.swapper().swap(bed.host.as_ref(), windows[0]).result, OutcomeResult::Skipped(Skip::Stopping));
@@ -350,6 +351,23 @@ fn more_windows_are_swapped_than_pages_were_ready() {
         assert_eq!(swapper.swap(bed.host.as_ref(), window).result, OutcomeResult::Done);
     }
     bed.assert_at_rest();
+}
+
+#[test]
+fn a_window_that_cannot_be_taken_aside_for_want_of_memory_is_no_shortage_of_huge_pages() {
+    // The next calls: look, allow huge pages, watch, look at the pages to move, move.
+    for call in 0..5 {
+        let bed = Bed::new();
+        bed.mover.write(W, ALL_PAGES);
+        let mut swapper = bed.swapper();
+        swapper.refill().unwrap();
+        bed.mover.fail_call(call, libc::ENOMEM);
+        let result = swapper.swap(bed.host.as_ref(), W).result;
+        // Some looks are best effort.
+        assert_ne!(result, OutcomeResult::Refused(Refusal::NoHugePage), "call {call}");
+        assert!(call > 2 || result == OutcomeResult::Refused(Refusal::Other(libc::ENOMEM)), "call {call}: {result:?}");
+        bed.assert_at_rest();
+    }
 }
 
 /// Bringing back present pages one by one already takes some 1500 calls; the giving back comes after them.
