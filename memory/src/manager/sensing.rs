@@ -188,8 +188,9 @@ impl VmState {
             },
         };
         let mut rows = VmSnapshot::with_capacity(vm.id, self.windows.len());
-        let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
-        let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
+        let mut logged = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
+        logged.retain(|slot| slot.is_dirty_logged);
+        let is_held = |gpa| logged.iter().any(|slot| slot.range.contains(gpa));
         let mut known: Vec<_> = Vec::with_capacity(self.windows.len());
         let mut failure = None;
         self.backing.clear();

@@ -126,8 +126,10 @@ impl<'a> Logs<'a> {
     /// # Errors
     /// [`SecondLevelError`].
     pub fn clear(&self, window: WindowIndex, pages: PageSet) -> Result<(), SecondLevelError> {
-        let is_there = |slot: &&Slot| self.began_set.contains(&slot.id) && windows_of(slot).contains(&window);
-        for slot in self.slots.iter().filter(is_there) {
+        let end = window.start() + PageSize::Huge2M.bytes();
+        let first = self.slots.partition_point(|slot| slot.range.end() <= window.start());
+        let in_window = self.slots[first..].iter().take_while(|slot| slot.range.start() < end);
+        for slot in in_window.filter(|slot| self.began_set.contains(&slot.id)) {
             let Some(first) = pages_in(slot, window, pages).next().map(|page| page / BITS) else { continue };
             let mut words = vec![0_u64; WORDS + 1];
             pages_in(slot, window, pages).for_each(|page| words[page / BITS - first] |= 1 << (page % BITS));
