@@ -231,7 +231,7 @@ pub enum RestoreError {
     #[error("cannot complete RAM while its guest runs: it is not anonymous; use --backing anon")]
     NotAnonymous,
     /// The RAM is in use.
-    #[error("cannot restore into RAM that has pages already, at {0}: map new RAM")]
+    #[error("cannot restore into RAM that has pages already, in the range from {0}: map new RAM")]
     NotEmpty(WindowIndex),
     /// The words of the RAM have an owner in this process.
     #[error(transparent)]

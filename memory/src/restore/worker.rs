@@ -380,6 +380,10 @@ impl<D: Door + 'static> Serving<D> {
         let (window, (_, range)) = (self.shared.rows.window(row), self.shared.rows.range(row));
         // A window that another part works on is that part's from now on.
         let Ok(_claim) = self.shared.ram.claims().window(window) else { return true };
+        // A huge page would take again what the guest gave back.
+        if self.shared.ram.given_back().book().is_given_back(window) {
+            return true;
+        }
         match collapse_window(&self.shared.host, range, window).result {
             OutcomeResult::Done | OutcomeResult::Skipped(Skip::AlreadyDone) => {
                 self.shared.counted.count(|report| report.collapsed += 1);

@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Weak;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -17,6 +18,7 @@ use crate::region::GuestRam;
 use crate::restore::board::Board;
 use crate::restore::rows::Rows;
 use crate::restore::{ReadError, RestoreConfig, RestoreReport, SavedRam, SavedWindow};
+use crate::sensors::host_backing::window_backing;
 use crate::sys::fill_slot::FillSlot;
 
 /// Window 0 is stored, window 1 is not.
@@ -111,6 +113,27 @@ fn shared() -> Arc<Shared> {
     let heats = vec![PerTenThousand::new(0); 2];
     let config = RestoreConfig::default();
     Arc::new(Shared::new(ram, rows, Arc::new(First), heats, board, host, counted, false, config).expect("a pipe"))
+}
+
+#[test]
+fn a_window_of_which_the_guest_gave_pages_back_is_not_collapsed() {
+    let shared = shared();
+    let range = shared.ram.ranges()[0];
+    let words = shared.ram.words(range);
+    for row in 0..2 {
+        shared.ram.claims().filled(WindowIndex::new(row as u64));
+        words[row * (words.len() / 2)].store(1, Ordering::Relaxed);
+        shared.is_not_huge(row, 0);
+    }
+    shared.ram.given_back().book().inflate(Gpa::new(4096));
+    let door = Arc::new(EndsMeanwhile { shared: Mutex::default(), let_go: Mutex::default() });
+    let slots = Slots::default();
+    let serving = Serving { number: 0, shared: shared.clone(), door, slots, placing: None, read_errors: 0 };
+    while serving.collapse_one() {}
+    let resident = |row| window_backing(&shared.host, range, None, WindowIndex::new(row)).expect("readable").resident;
+    assert_eq!(resident(0), 1, "its holes stay");
+    // The host may have no huge page.
+    assert_eq!(shared.counted.read(|report| report.collapsed), u64::from(resident(1) == 512));
 }
 
 #[test]
