@@ -360,6 +360,10 @@ impl Engine {
             if table.vms.get(&process).is_some_and(|vm| matches!(vm.hands, Hands::Registered(_))) {
                 return Err(format!("{name} manages itself: `wideleaf set {name} policy=off` stops that"));
             }
+            // The attach would put it on the table after all.
+            if table.being_attached.contains(&process) {
+                return Err(format!("{name} is being attached: {ASK_AGAIN}"));
+            }
             table.left.insert(process);
             table.pending.retain(|guest| guest.process != process);
         }

@@ -121,3 +121,26 @@ fn a_guest_that_can_never_be_taken_up_is_given_up_on_request() {
     bench.scout();
     assert_eq!((bench.managed(), bench.state().guests.len()), (vec![], 0));
 }
+
+#[test]
+fn a_guest_that_is_being_taken_up_again_is_given_up_only_after_that() {
+    let bench = begun_where(|guest| guest.attach_error = Some("its map is locked".into()));
+    bench.guests.change(10, |guest| guest.attach_error = None);
+    let detach = || bench.ask(Request::Detach { vm: "web".into() });
+    let busy = bench.guests.guest(10).busy;
+    let attaching = busy.lock();
+    let refused = thread::scope(|scope| {
+        scope.spawn(|| bench.scout());
+        while bench.engine.table().being_attached.is_empty() {
+            thread::yield_now();
+        }
+        let refused = detach();
+        drop(attaching);
+        refused
+    });
+    assert!(refused.expect_err("the attach would undo it").contains("ask again"));
+    assert_eq!(bench.managed(), ["web"]);
+    detach().expect("it is managed");
+    bench.scout();
+    assert_eq!((bench.managed(), bench.state().guests.len()), (vec![], 0));
+}
