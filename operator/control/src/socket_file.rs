@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 #[cfg(test)]
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -132,6 +132,36 @@ impl SocketFile<'_> {
     }
 }
 
+/// The file of a socket that this process has bound.
+#[derive(Debug)]
+pub struct OwnSocket {
+    path: PathBuf,
+    /// Device and number of the file, which no other file has while the socket is open.
+    identity: Option<(u64, u64)>,
+}
+
+impl OwnSocket {
+    /// The file that [`SocketFile::bind`] has just made at `path`.
+    pub fn at(path: &Path) -> OwnSocket {
+        OwnSocket { path: path.to_owned(), identity: identity(path) }
+    }
+
+    /// Removes the file. Another process may have bound a socket of its own there since, after a user removed this
+    /// one: that stays.
+    pub fn remove(self) {
+        if self.identity.is_none() || identity(&self.path) != self.identity {
+            return;
+        }
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::error!("cannot remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
 /// Connects to a socket. A listener with a full queue accepts no connection, and connect(2) alone would wait for it
 /// without a bound. The error is then [`io::ErrorKind::WouldBlock`], after `timeout`; `None`: at once.
 pub(crate) fn connect_within(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream> {
@@ -176,5 +206,26 @@ mod tests {
         let error = file.bind().expect_err("one listens already").to_string();
         assert!(error.starts_with("another wideleafd is listening at ") && error.ends_with(remedy), "{error}");
         assert!(path.exists());
+    }
+
+    #[test]
+    fn a_socket_that_another_process_has_put_in_its_place_is_not_removed() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("a.sock");
+        let bind = || {
+            let (owner, remedy) = ("another wideleafd", "choose another path");
+            let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, owner, remedy };
+            (file.bind().expect("the path is free"), OwnSocket::at(&path))
+        };
+        let (_first, of_first) = bind();
+        fs::remove_file(&path).expect("it is there");
+        of_first.remove();
+        let (_second, of_second) = bind();
+        fs::rename(&path, folder.path().join("elsewhere")).expect("it is there");
+        let (_third, of_third) = bind();
+        of_second.remove();
+        assert!(path.exists());
+        of_third.remove();
+        assert!(!path.exists());
     }
 }

@@ -89,7 +89,7 @@ pub fn run(config: Config, config_file: ConfigFile, doors: Doors) -> Result<(), 
     // the result of that change.
     let until = Instant::now() + END_WITHIN;
     server.stop(until);
-    metrics.into_iter().for_each(MetricsServer::stop);
+    metrics.into_iter().for_each(|metrics| metrics.stop(until));
     let ended = threads.into_iter().map(|(what, thread)| ended_by(what, thread, until));
     ended.flatten().for_each(|problem| tracing::warn!("{problem}"));
     engine.stop(until.saturating_duration_since(Instant::now()).max(SAVE_WITHIN));

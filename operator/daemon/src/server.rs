@@ -1,12 +1,11 @@
 //! The control socket: [`wideleaf_control::server`] has the connections, and a few threads answer (`answering.rs`).
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use wideleaf_control::protocol::{Reply, Request, VERSION};
 use wideleaf_control::server::{self, Dialect, LineServer, Listening, Places};
-use wideleaf_control::socket_file::SocketFile;
+use wideleaf_control::socket_file::{OwnSocket, SocketFile};
 
 use crate::config::SocketConfig;
 use crate::peer::{Access, Peer};
@@ -41,13 +40,13 @@ pub trait Answers: Send + Sync + 'static {
 /// A running server.
 pub struct Server {
     lines: LineServer,
-    path: PathBuf,
+    file: OwnSocket,
 }
 
 /// A socket that clients can already connect to. They wait until [`Bound::serve`].
 pub struct Bound {
     listening: Listening,
-    path: PathBuf,
+    file: OwnSocket,
 }
 
 impl Bound {
@@ -65,19 +64,19 @@ impl Bound {
             owner: "another wideleafd",
             remedy: "give this daemon another socket.path",
         };
-        Ok(Bound { listening: Listening::at(&file)?, path: config.path.clone() })
+        Ok(Bound { listening: Listening::at(&file)?, file: OwnSocket::at(&config.path) })
     }
 
     /// Serves the socket until [`Server::stop`].
     pub fn serve(self, answers: Arc<dyn Answers>) -> Server {
-        let Bound { listening, path } = self;
+        let Bound { listening, file } = self;
         let lines = listening.serve(PLACES, || {}, |jobs, replies| answering::start(jobs, &replies, &answers));
-        Server { lines, path }
+        Server { lines, file }
     }
 
     /// Removes the socket without serving it.
     pub fn end(self) {
-        remove(&self.path);
+        self.file.remove();
     }
 }
 
@@ -85,13 +84,7 @@ impl Server {
     /// Ends all connections and removes the socket. It waits for a request under way, until `until`.
     pub fn stop(self, until: Instant) {
         self.lines.stop_by(until).iter().for_each(|problem| tracing::error!("{problem}"));
-        remove(&self.path);
-    }
-}
-
-fn remove(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path) {
-        tracing::error!("cannot remove {}: {error}", path.display());
+        self.file.remove();
     }
 }
 
@@ -108,6 +101,7 @@ mod tests {
     use std::io::{self, BufRead, BufReader, Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
     use std::thread;
     use std::time::Duration;
 
@@ -345,6 +339,19 @@ mod tests {
         let bench = Bench::new();
         let mode = std::fs::metadata(&bench.config.path).expect("a socket").permissions().mode();
         assert_eq!(mode & 0o777, 0o660);
+    }
+
+    #[test]
+    fn a_server_that_ends_leaves_the_socket_of_another_at_the_same_path() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let config = SocketConfig { path: folder.path().join("control.sock"), ..SocketConfig::default() };
+        let first = start(&config, Arc::default()).expect("no other server listens there");
+        std::fs::remove_file(&config.path).expect("it is there");
+        let second = start(&config, Arc::default()).expect("there is no file");
+        stop(first);
+        assert_eq!(ask(&connect(&config.path), LIST), NO_VMS);
+        stop(second);
+        assert!(!config.path.exists());
     }
 
     #[test]

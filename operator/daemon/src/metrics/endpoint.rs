@@ -26,7 +26,8 @@ use super::format::{self, Format};
 use super::{Scrape, text};
 use crate::config::{Listen, MetricsConfig};
 use crate::listen_error::ListenError;
-use wideleaf_control::socket_file::SocketFile;
+use wideleaf_control::server::ended_by;
+use wideleaf_control::socket_file::{OwnSocket, SocketFile};
 
 /// Upper bound on connections. A Prometheus or two and an operator need few; the rest is for clients that connect
 /// and stay silent.
@@ -43,8 +44,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 pub struct MetricsServer {
     wake: UnixStream,
     thread: JoinHandle<()>,
-    listen: Listen,
     address: Option<SocketAddr>,
+    file: Option<OwnSocket>,
 }
 
 impl MetricsServer {
@@ -57,13 +58,14 @@ impl MetricsServer {
         config: &MetricsConfig,
         scrape: impl Fn() -> Scrape + Send + 'static,
     ) -> Result<Option<MetricsServer>, ListenError> {
-        let (listen, scrape) = (config.listen.clone(), Box::new(scrape));
+        let scrape = Box::new(scrape);
         match &config.listen {
             Listen::Off => Ok(None),
             Listen::Tcp(address) => {
                 let started = TcpListener::bind(address).and_then(|listener| {
                     let address = listener.local_addr()?;
-                    MetricsServer::serve(Listener::Tcp(listener), listen, Some(address), scrape)
+                    let server = MetricsServer::serve(Listener::Tcp(listener), scrape)?;
+                    Ok(MetricsServer { address: Some(address), ..server })
                 });
                 started.map(Some).map_err(|source| ListenError::Metrics { address: *address, source })
             }
@@ -76,23 +78,20 @@ impl MetricsServer {
                     owner: "another wideleafd",
                     remedy: "give this daemon another metrics.listen",
                 };
-                let started = MetricsServer::serve(Listener::Unix(file.bind()?), listen, None, scrape);
-                started.map(Some).map_err(|source| file.failed(source).into())
+                let listener = Listener::Unix(file.bind()?);
+                let file_of_ours = Some(OwnSocket::at(path));
+                let server = MetricsServer::serve(listener, scrape).map_err(|source| file.failed(source))?;
+                Ok(Some(MetricsServer { file: file_of_ours, ..server }))
             }
         }
     }
 
-    fn serve(
-        listener: Listener,
-        listen: Listen,
-        address: Option<SocketAddr>,
-        scrape: Box<dyn Fn() -> Scrape + Send>,
-    ) -> io::Result<MetricsServer> {
+    fn serve(listener: Listener, scrape: Box<dyn Fn() -> Scrape + Send>) -> io::Result<MetricsServer> {
         listener.set_nonblocking()?;
         let (wake, woken) = UnixStream::pair()?;
         let shop = Shop { listener, woken, exchanges: VecDeque::new(), page: None, scrape };
         let thread = thread::Builder::new().name("metrics".into()).spawn(move || shop.run())?;
-        Ok(MetricsServer { wake, thread, listen, address })
+        Ok(MetricsServer { wake, thread, address: None, file: None })
     }
 
     /// Address of a TCP endpoint.
@@ -100,15 +99,11 @@ impl MetricsServer {
         self.address
     }
 
-    /// Ends the server, with any client connected.
-    pub fn stop(self) {
+    /// Ends the server, with any client connected. It waits for a scrape under way, until `until`.
+    pub fn stop(self, until: Instant) {
         let _ = (&self.wake).write(&[0]);
-        if self.thread.join().is_err() {
-            tracing::error!("the thread of the metrics panicked");
-        }
-        if let Listen::Unix(path) = self.listen {
-            let _ = std::fs::remove_file(path);
-        }
+        ended_by("a scrape", self.thread, until).iter().for_each(|problem| tracing::warn!("{problem}"));
+        self.file.into_iter().for_each(OwnSocket::remove);
     }
 }
 

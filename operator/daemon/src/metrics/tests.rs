@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use wideleaf_control::view::{BackingView, Guarantee, MappingView, NumaView, PageTablesView, SavedView, Vmm};
 use wideleaf_memory::pool::NodePool;
@@ -102,6 +103,10 @@ fn scrape() -> Scrape {
             stopped: BTreeMap::from([("cpu_pressure", 4)]),
         },
     }
+}
+
+fn stop(server: MetricsServer) {
+    server.stop(Instant::now() + Duration::from_secs(60));
 }
 
 /// `name{labels} value` of every line that is not a comment.
@@ -354,7 +359,7 @@ fn it_is_scraped_over_http_and_nothing_else_is_there() {
     );
     assert!(ask("GET /").starts_with("HTTP/1.1 404"));
     assert!(ask("POST /metrics").starts_with("HTTP/1.1 405"));
-    server.stop();
+    stop(server);
 }
 
 #[test]
@@ -365,7 +370,7 @@ fn a_unix_socket_that_a_killed_daemon_left_is_replaced_and_removed_at_the_end() 
     let server =
         MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).expect("replaced").expect("it is not off");
     assert!(get(UnixStream::connect(&path).expect("it listens"), "GET /metrics").starts_with("HTTP/1.1 200"));
-    server.stop();
+    stop(server);
     assert!(!path.exists());
     assert!(MetricsServer::start(&at(Listen::Off), scrape).expect("nothing to do").is_none());
 }
@@ -381,14 +386,35 @@ fn a_unix_socket_has_the_configured_mode_and_is_not_taken_from_a_listener() {
     let (pid, text) = (std::process::id(), taken.to_string());
     assert!(text.contains(&format!("(pid {pid}) is listening")) && text.contains("another metrics.listen"), "{text}");
     assert!(get(UnixStream::connect(&path).expect("it listens"), "GET /metrics").starts_with("HTTP/1.1 200"));
-    first.stop();
+    stop(first);
     let open = MetricsConfig { mode: 0o666, ..at(Listen::Unix(path.clone())) };
     let second = MetricsServer::start(&open, scrape).expect("free again").expect("it is not off");
     assert_eq!(mode(), 0o666);
-    second.stop();
+    stop(second);
     std::fs::write(&path, "a letter").expect("written");
     let other = MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).err().expect("something else is there");
     assert!(other.to_string().contains("is not a socket") && path.exists(), "{other}");
+}
+
+#[test]
+fn the_end_waits_for_no_scrape_beyond_its_time() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("metrics.sock");
+    let (began, has_begun) = channel();
+    let (let_go, is_let_go) = channel::<()>();
+    let slow = move || {
+        began.send(()).expect("the test waits for it");
+        // The end of the channel lets it go.
+        let _ = is_let_go.recv();
+        scrape()
+    };
+    let server = MetricsServer::start(&at(Listen::Unix(path.clone())), slow).expect("free").expect("it is not off");
+    let mut client = UnixStream::connect(&path).expect("it listens");
+    client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("written");
+    has_begun.recv().expect("it is scraped");
+    server.stop(Instant::now());
+    assert!(!path.exists());
+    drop(let_go);
 }
 
 /// More clients than there are places, each of which sends `begin` and no more.
@@ -416,6 +442,6 @@ fn whatever_a_crowd_does_a_request_is_answered_and_the_end_waits_for_no_client()
         let reply = get_with(UnixStream::connect(&path).expect("it listens"), "GET /metrics", accept);
         assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("# EOF\n"), "after a crowd of {begin:?}: {reply}");
     }
-    server.stop();
+    stop(server);
     drop(crowds);
 }
