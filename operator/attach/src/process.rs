@@ -128,6 +128,8 @@ pub struct Status {
     pub pinned: Bytes,
     /// Locked memory (`VmLck`), in bytes.
     pub locked: Bytes,
+    /// Resident and swapped memory (`VmRSS`, `VmSwap`), in bytes. hugetlb pages are not in it.
+    pub in_use: Bytes,
     /// Whether THP is off for the process (`prctl(2)`, `PR_SET_THP_DISABLE`).
     pub is_thp_off: bool,
 }
@@ -213,6 +215,7 @@ impl VmProcess {
         Ok(Status {
             pinned: kibibytes(status.vmpin),
             locked: kibibytes(status.vmlck),
+            in_use: kibibytes(status.vmrss) + kibibytes(status.vmswap),
             is_thp_off: status.thp_enabled == Some(false),
         })
     }
@@ -570,6 +573,23 @@ pub(crate) mod tests {
             let guest = VmProcess::look(&places, 15).expect("it is there").expect("a VM");
             assert!(guest.descriptors.expect("readable").has_guest_memfd, "{name}");
         }
+    }
+
+    #[test]
+    fn a_large_process_has_more_time_for_its_mappings() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 16, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
+        let guest = VmProcess::look(&places, 16).expect("it is there").expect("a VM");
+        let least = Duration::from_secs(8);
+        assert_eq!(guest.time_with_mappings(least), least, "its size is not known");
+        let of_a_tebibyte = |line: &str| match line.split_once(':') {
+            Some(("VmRSS", _)) => "VmRSS: 1073741824 kB\n".to_owned(),
+            Some(("VmSwap", _)) => "VmSwap: 2097152 kB\n".to_owned(),
+            _ => format!("{line}\n"),
+        };
+        let own = fs::read_to_string("/proc/self/status").expect("it is there");
+        fs::write(places.proc.join("16/status"), own.lines().map(of_a_tebibyte).collect::<String>()).expect("written");
+        assert_eq!(guest.time_with_mappings(least), least + Duration::from_millis(20) * 1026);
     }
 
     #[test]

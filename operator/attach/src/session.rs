@@ -56,8 +56,9 @@ const WATCH_EVERY: Duration = ram_watch::LOOK_EVERY;
 /// tenth of a second.
 const FIRST_LOOK_WITHIN: Duration = Duration::from_millis(500);
 
-/// Time that an attach may take. Reading the RAM map of a terabyte takes seconds, and a monitor may need several
-/// questions. The client of a daemon waits for ten.
+/// Time that an attach of a small guest may take, or a change of policy: a monitor may need several questions, and the
+/// client of a daemon waits for ten seconds. A large guest is attached in more, since its RAM map takes some seconds
+/// for each terabyte.
 const ATTACH_WITHIN: Duration = Duration::from_secs(8);
 
 /// Time that a guest has to show that it does not hang, less than for a large guest: the daemon has two threads for
@@ -203,7 +204,8 @@ impl Now {
 }
 
 impl Attached {
-    /// Takes a guest under management. It is surveyed before this returns, which is within `ATTACH_WITHIN`.
+    /// Takes a guest under management. It is surveyed before this returns, which is within `ATTACH_WITHIN`, longer for
+    /// a large guest.
     ///
     /// # Errors
     /// [`AttachError`]; nothing is then done to the guest.
@@ -217,8 +219,8 @@ impl Attached {
             return Err(AttachError::NoAnswer { pid, why });
         }
         let answers = process.answers(ANSWER_WITHIN);
-        let started =
-            answers.and_then(|()| deadline::ask(key, ATTACH_WITHIN, move || Attached::start_now(process, settings)));
+        let within = process.time_with_mappings(ATTACH_WITHIN);
+        let started = answers.and_then(|()| deadline::ask(key, within, move || Attached::start_now(process, settings)));
         started.unwrap_or_else(|no_answer| Err(silent(pid, &no_answer)))
     }
 

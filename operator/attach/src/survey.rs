@@ -31,7 +31,7 @@ use crate::reasons::reasons;
 use crate::second_level::{NOT_KNOWN, OutsideView, paging};
 use crate::window_map::{self, About, Row};
 
-/// Time that a survey may take. A guest of a terabyte in base pages takes some seconds, and a monitor that hangs two.
+/// Time that a survey of a small guest may take: a monitor that hangs takes two seconds. A large one takes longer.
 const SURVEY_WITHIN: Duration = Duration::from_secs(10);
 
 /// Note on the guests of `wideleaf run`.
@@ -67,14 +67,15 @@ pub struct Survey {
 
 impl Survey {
     /// Takes a survey. `qmp`: a monitor of QEMU with no other client, which gives exact addresses and KVM's totals.
-    /// Unavailable figures are a note, never an error. A process that does not answer within `SURVEY_WITHIN` has
-    /// that note and nothing else.
+    /// Unavailable figures are a note, never an error. A process that does not answer within `SURVEY_WITHIN`, longer
+    /// for a large one, has that note and nothing else.
     pub fn take(process: &VmProcess, qmp: Option<&Path>) -> Survey {
         if let Some(why) = &process.no_answer {
             return Survey::unseen(process, why);
         }
         let (of, qmp) = (process.clone(), qmp.map(Path::to_path_buf));
-        let looked = deadline::ask(process.key(), SURVEY_WITHIN, move || Survey::look(&of, qmp.as_deref()));
+        let within = process.time_with_mappings(SURVEY_WITHIN);
+        let looked = deadline::ask(process.key(), within, move || Survey::look(&of, qmp.as_deref()));
         looked.unwrap_or_else(|no_answer| Survey::unseen(process, &no_answer.to_string()))
     }
 

@@ -46,7 +46,7 @@ impl Mapping {
 
 impl VmProcess {
     /// Its mappings, ascending. The kernel walks the process's page tables for this: a few milliseconds per
-    /// gibibyte in base pages. Takes at most `MAPPINGS_WITHIN`.
+    /// gibibyte in base pages. Takes at most `MAPPINGS_WITHIN`, longer for a large process.
     ///
     /// # Errors
     /// [`Lost`] without the permission or an answer.
@@ -60,7 +60,13 @@ impl VmProcess {
             let maps = smaps(&process)?;
             Ok(maps.into_iter().map(|map| mapping(&map, &file_systems)).collect())
         };
-        deadline::ask(self.key(), MAPPINGS_WITHIN, read).map_err(silent)?.map_err(lost)
+        deadline::ask(self.key(), self.time_with_mappings(MAPPINGS_WITHIN), read).map_err(silent)?.map_err(lost)
+    }
+
+    /// Time for work that reads the mappings: `least`, and more the more memory the process has in use.
+    pub(crate) fn time_with_mappings(&self, least: Duration) -> Duration {
+        let gibibytes = self.status().map_or(0, |status| status.in_use.get() >> 30);
+        least + MORE_FOR_EACH_GIB * u32::try_from(gibibytes).unwrap_or(u32::MAX)
     }
 
     /// Its mappings as `maps` has them, a line each, which costs no walk of page tables. Takes at most
@@ -79,8 +85,11 @@ const MAPPINGS: &str = "its mappings (smaps)";
 /// Remedy for a process that hangs.
 const ANSWER: &str = "the process to answer";
 
-/// Time for the mappings: a guest of a terabyte in base pages takes seconds.
+/// Time for the mappings of a small process.
 const MAPPINGS_WITHIN: Duration = Duration::from_secs(10);
+
+/// More time for each GiB in use: several times what the kernel takes for it in base pages, since the host may be busy.
+const MORE_FOR_EACH_GIB: Duration = Duration::from_millis(20);
 
 /// Upper bound on `smaps`, in bytes: forty thousand mappings, of which a QEMU with a thousand threads has a tenth.
 /// The kernel allows a million, with long names.
