@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
+use parking_lot::Mutex;
 use wideleaf_control::protocol::BidsReport;
 use wideleaf_control::view::{
     BackingView, Care, Explanation, Guarantee, GuestPagesView, SavedView, VmView, Vmm, WindowMap, WorkView,
@@ -15,7 +17,7 @@ use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::{Backing, Bytes, GuestMapping, HugePages, MappingStats, PageSize, WindowIndex};
+use wideleaf_policies::{Backing, Bytes, GpaRange, GuestMapping, HugePages, MappingStats, PageSize};
 
 use crate::numa;
 use crate::placed::Placed;
@@ -26,6 +28,30 @@ use crate::reasons::reasons;
 use crate::survey;
 use crate::window_map::{self, About};
 use crate::work::Work;
+
+/// A value that is computed from the latest `T`, once for all that ask until there is a newer one.
+pub(crate) struct OfLatest<T, V>(Mutex<Option<(Weak<T>, Arc<V>)>>);
+
+impl<T, V> OfLatest<T, V> {
+    pub fn of(&self, latest: &Arc<T>, compute: impl FnOnce() -> V) -> Arc<V> {
+        let mut known = self.0.lock();
+        match &*known {
+            // No other value comes to this address while there is a weak reference to it.
+            Some((of, value)) if of.as_ptr() == Arc::as_ptr(latest) => Arc::clone(value),
+            _ => {
+                let value = Arc::new(compute());
+                *known = Some((Arc::downgrade(latest), Arc::clone(&value)));
+                value
+            }
+        }
+    }
+}
+
+impl<T, V> Default for OfLatest<T, V> {
+    fn default() -> OfLatest<T, V> {
+        OfLatest(Mutex::default())
+    }
+}
 
 /// View of a managed VM with the manager's policy. The caller overrides fields that it knows better.
 pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkView) -> VmView {
@@ -88,6 +114,7 @@ pub(crate) fn explanation(name: &str, live: &Live, placed: &Placed, notes: Vec<S
 /// Backing by windows. Memory outside of windows, at the borders of RAM, is not managed and not counted as resident.
 fn backing(ram: &RamMap, live: &Live) -> BackingView {
     let mut backing = BackingView::default();
+    let misaligned = misaligned(ram);
     for vm in &live.snapshot.vms {
         for (row, window) in vm.windows.iter().enumerate() {
             let bytes = u64::from(vm.resident[row]) * PageSize::Base4K.bytes().get();
@@ -96,7 +123,8 @@ fn backing(ram: &RamMap, live: &Live) -> BackingView {
                 Backing::Huge2M => &mut backing.huge_2m,
                 Backing::Giant1G => &mut backing.giant_1g,
             } += bytes;
-            backing.misaligned += if is_misaligned(ram, *window) { bytes } else { 0 };
+            let is_misaligned = misaligned.iter().any(|range| range.contains(window.start()));
+            backing.misaligned += if is_misaligned { bytes } else { 0 };
         }
     }
     backing.unbacked = ram.bytes().get().saturating_sub(backing.resident());
@@ -121,9 +149,10 @@ pub(crate) fn guest_pages(live: &Live) -> Option<GuestPagesView> {
     is_any_known.then_some(pages)
 }
 
-fn is_misaligned(ram: &RamMap, window: WindowIndex) -> bool {
-    let of = |piece: &&RamPiece| piece.range.gpa.contains(window.start());
-    ram.pieces.iter().find(of).and_then(|piece| piece.never_huge.as_ref()).is_some_and(NeverHuge::is_misaligned)
+/// The misaligned pieces, mostly none: plugged memory is hundreds of pieces, and each window is compared with these.
+fn misaligned(ram: &RamMap) -> Vec<GpaRange> {
+    let is_misaligned = |piece: &&RamPiece| piece.never_huge.as_ref().is_some_and(NeverHuge::is_misaligned);
+    ram.pieces.iter().filter(is_misaligned).map(|piece| piece.range.gpa).collect()
 }
 
 /// The guest of the calling process, which runs and manages it.
@@ -193,4 +222,42 @@ fn map_of(ram: &GuestRam) -> RamMap {
         nodes: None,
     };
     RamMap { pieces: ram.ranges().iter().map(piece).collect(), ..RamMap::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use wideleaf_memory::RamRange;
+    use wideleaf_policies::units::{kib, mib};
+    use wideleaf_policies::{Gpa, Hva};
+
+    #[test]
+    fn a_value_is_computed_once_until_there_is_a_newer_one() {
+        let (first, second) = (Arc::new("first"), Arc::new("second"));
+        let (lengths, times) = (OfLatest::default(), Cell::new(0));
+        let length_of = |word: &Arc<&'static str>| {
+            let compute = || {
+                times.set(times.get() + 1);
+                word.len()
+            };
+            *lengths.of(word, compute)
+        };
+        assert_eq!((length_of(&first), length_of(&first), times.get()), (5, 5, 1));
+        assert_eq!((length_of(&second), length_of(&second), times.get()), (6, 6, 2));
+    }
+
+    #[test]
+    fn windows_are_compared_with_misaligned_pieces_alone() {
+        let piece = |(number, never_huge): (u64, Option<NeverHuge>)| {
+            let gpa = GpaRange::new(Gpa::new(number << 32), mib(128)).expect("it fits");
+            let range = RamRange { gpa, hva: Hva::new((1 << 40) + (number << 32)) };
+            let (name, kind) = (format!("dimm{number}"), RamKind::Anonymous);
+            RamPiece { name, range, kind, never_huge, is_guess: false, nodes: None }
+        };
+        let never_huge = [None, Some(NeverHuge::NoHugePage), Some(NeverHuge::Address(kib(4))), None];
+        let pieces = (0..).zip(never_huge).map(piece).collect();
+        let ram = RamMap { pieces, ..RamMap::default() };
+        assert_eq!(misaligned(&ram), [ram.pieces[2].range.gpa]);
+    }
 }

@@ -34,7 +34,7 @@ use wideleaf_policies::{BudgetLimits, HugePagePrice, MappingStats, PageSize, Pol
 use crate::gate::{EVENT_EVERY, GuestGate};
 use crate::guest_pages::OutsideTables;
 use crate::heat::WatchedRam;
-use crate::live_view;
+use crate::live_view::{self, OfLatest};
 use crate::monitor::Monitor;
 use crate::placed::Placed;
 use crate::process::{NEEDED_TO_ACT, VmProcess};
@@ -169,6 +169,8 @@ struct Guest {
     changing: Mutex<()>,
     /// Locked for moments.
     now: Mutex<Now>,
+    /// Figures of the latest tick that was looked at.
+    figures: OfLatest<Live, Figures>,
     /// Declared after the manager, so that it is released after the manager's end.
     _claim: Claim,
 }
@@ -183,7 +185,13 @@ struct Now {
     /// Which memory the guest uses, where the policy needs that.
     heat: Option<WatchedRam>,
     /// Work of the managers before this one.
-    before: Work,
+    before: Arc<Work>,
+}
+
+/// Figures that change at a tick of the manager only. To compute them takes a look at every window.
+struct Figures {
+    view: VmView,
+    explanation: Explanation,
 }
 
 /// The guest's own tables, or why they are not available.
@@ -262,7 +270,7 @@ impl Attached {
             recoveries: &recoveries,
         };
         let manager = parts.manager(&settings)?;
-        let now = Now { ram, settings, manager, tables, heat, before: Work::none() };
+        let now = Now { ram, settings, manager, tables, heat, before: Arc::new(Work::none()) };
         let (changing, now) = (Mutex::default(), Mutex::new(now));
         let guest = Arc::new(Guest {
             process,
@@ -275,6 +283,7 @@ impl Attached {
             recoveries,
             changing,
             now,
+            figures: OfLatest::default(),
             _claim: claim,
         });
         let watcher = Watcher::start(Arc::clone(&guest), ram_watch)?;
@@ -367,8 +376,8 @@ impl Attached {
     /// Full description, as of the end of the latest tick.
     pub fn view(&self) -> VmView {
         let guest = self.guest();
+        let (live, ram, figures) = guest.seen();
         let now = guest.now();
-        let live = now.manager.live();
         let care = match (&now.settings.policy, guest.gate.state()) {
             (None, _) => Care::Off,
             (_, GateState::Closed(why)) => Care::LeftAlone { reason: why.to_string() },
@@ -376,18 +385,15 @@ impl Attached {
             (_, GateState::Open) => Care::Managed,
         };
         let policy = now.settings.policy.as_ref().map_or("off".to_owned(), PolicyChoice::to_string);
-        let (ram, work) =
-            (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at, &now.settings.walk));
         let (tables_note, heat_note) = (now.tables_note(), now.heat_note());
         drop(now);
-        let view = live_view::view(&guest.process, &ram, &live, work);
+        let view = figures.view.clone();
         let merged = guest.merged();
         let saved = SavedView { merged: merged.as_ref().map_or(None, |merged| *merged), ..view.saved };
         VmView {
             care,
             policy: Some(policy),
             mapping: guest.mapping().map(survey::mapping_view),
-            page_tables: Some(survey::tables_view(table_memory(guest.host.as_ref()))),
             saved,
             notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
                 .chain(tables_note)
@@ -404,11 +410,12 @@ impl Attached {
 
     /// Reasons why windows are not huge.
     pub fn explain(&self) -> Explanation {
-        let (live, ram) = self.guest().seen();
-        let tables_note = self.guest().now().tables_note();
         let guest = self.guest();
-        let notes = guest.notes.iter().chain(&ram.notes).cloned().chain(tables_note).chain(guest.gate.note()).collect();
-        live_view::explanation(&guest.process.name, &live, &ram.placed(), notes)
+        let (_, ram, figures) = guest.seen();
+        let tables_note = guest.now().tables_note();
+        let notes = guest.notes.iter().chain(&ram.notes).cloned().chain(tables_note).chain(guest.gate.note());
+        let explanation = figures.explanation.clone();
+        Explanation { notes: notes.chain(explanation.notes).collect(), ..explanation }
     }
 
     /// The map of all its windows.
@@ -442,10 +449,21 @@ impl Guest {
         self.now.lock()
     }
 
-    /// The latest tick, and the RAM that it covered.
-    fn seen(&self) -> (Arc<Live>, Arc<RamMap>) {
-        let now = self.now();
-        (now.manager.live(), Arc::clone(&now.ram))
+    /// The latest tick, the RAM that it covered, and its figures.
+    fn seen(&self) -> (Arc<Live>, Arc<RamMap>, Arc<Figures>) {
+        let (live, ram, before, walk) = {
+            let now = self.now();
+            (now.manager.live(), Arc::clone(&now.ram), Arc::clone(&now.before), now.settings.walk)
+        };
+        let figures = self.figures.of(&live, || {
+            let work = before.with(&live).view(&live, self.opened_at, &walk);
+            let page_tables = Some(survey::tables_view(table_memory(self.host.as_ref())));
+            Figures {
+                view: VmView { page_tables, ..live_view::view(&self.process, &ram, &live, work) },
+                explanation: live_view::explanation(&self.process.name, &live, &ram.placed(), Vec::new()),
+            }
+        });
+        (live, ram, figures)
     }
 
     fn mapping(&self) -> Option<MappingStats> {
@@ -507,7 +525,7 @@ impl Guest {
         }
         // They may have changed since.
         next.set_limits(now.settings.limits);
-        now.before = now.before.with(&now.manager.live());
+        now.before = Arc::new(now.before.with(&now.manager.live()));
         (now.ram, now.settings.policy, now.tables) = (ram, policy, tables);
         let old = (std::mem::replace(&mut now.manager, next), std::mem::replace(&mut now.heat, heat));
         drop(now);
