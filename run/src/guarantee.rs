@@ -204,10 +204,10 @@ impl Keeper {
         }
     }
 
-    /// Whether the policy promotes all it can: that of the pursuit, or the run's own.
+    /// Whether the policy promotes all it can: that of the pursuit, the run's own, or one that a client has set since.
     fn is_at_work(&self) -> bool {
         let shown = self.policy.shown();
-        self.replaced.is_some() || (pursuit_policy(&shown) == shown && may_promote(&shown))
+        pursuit_policy(&shown) == shown && may_promote(&shown)
     }
 
     /// Sets the policy of the pursuit, or the run's own again. A policy that a client has set since stays.
@@ -228,13 +228,21 @@ impl Keeper {
             None => self.policy.pursue(session, &from, &to),
             Some(_) => self.policy.exchange(session, &from, &to),
         };
-        match exchanged {
-            Ok(_) if self.replaced.take().is_none() => {
+        let was_from = match exchanged {
+            Ok(was_from) => was_from,
+            Err(error) => {
+                tracing::debug!("{error}");
+                return;
+            }
+        };
+        match (self.replaced.take(), was_from) {
+            (None, true) => {
                 tracing::info!("policy {to} for the guarantee of {}, later {from} again", self.guarantee);
                 self.replaced = Some((from, to));
             }
-            Ok(_) => tracing::info!("policy {to} again"),
-            Err(error) => tracing::debug!("{error}"),
+            (Some(_), true) => tracing::info!("policy {to} again"),
+            // A client has set another policy, which stays.
+            (_, false) => {}
         }
     }
 }
@@ -255,8 +263,10 @@ fn coverage(live: &Live) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::front_end::Quiet;
     use wideleaf_policies::PolicyChoice;
     use wideleaf_policies::units::{gib, mib};
+    use wideleaf_policies::walk::cost::WalkCost;
 
     fn spec(guarantee: &str, policy: &str) -> (RunSpec, BackingConfig) {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("it exists");
@@ -301,6 +311,24 @@ mod tests {
         assert!(refused.exit_code() == 2 && refused.to_string().contains("omit --record"), "{refused}");
         if Path::new(THP).exists() {
             assert!(recorded("greedy").is_ok());
+        }
+    }
+
+    #[test]
+    fn a_guarantee_is_not_pursued_under_a_policy_that_a_client_has_set_since() {
+        let keeper_under = |policy: &str| Keeper {
+            guarantee: "95%".parse().expect("a guarantee"),
+            policy: Arc::new(PolicySwitch::new(PolicyChoice::parse(policy).expect("a policy"), WalkCost::PRIOR)),
+            session: Weak::new(),
+            front: Arc::new(Quiet),
+            history: Arc::default(),
+            watch: GuaranteeWatch::default(),
+            replaced: Some(("auto".into(), "greedy".into())),
+            began: Instant::now(),
+        };
+        assert!(keeper_under("greedy").is_at_work());
+        for set_since in ["never", "auto"] {
+            assert!(!keeper_under(set_since).is_at_work(), "{set_since}");
         }
     }
 
