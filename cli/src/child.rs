@@ -85,8 +85,7 @@ fn report<T: DeserializeOwned>(
     interrupts.check()?;
     let named = |what: &str| format!("wideleaf {}: {what}", arguments.join(" "));
     let Some(status) = status else {
-        let limit = end.after.unwrap_or_default();
-        return Err(Failure::TookTooLong(named(&format!("it did not end within {limit:?}"))));
+        return Err(Failure::took_longer_than(end.after.unwrap_or_default(), &named("it")));
     };
     match status.code() {
         Some(0 | 1) if file.exists() => read_report(&file),

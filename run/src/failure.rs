@@ -1,5 +1,7 @@
 //! The reason why a command ended without its result: one line, and an exit code.
 
+use std::time::Duration;
+
 use wideleaf_attach::find::FindError;
 use wideleaf_attach::session::AttachError;
 use wideleaf_control::client::ClientError;
@@ -24,10 +26,10 @@ pub enum Failure {
     /// The guest crashed while it ran.
     #[error("{0}")]
     GuestCrashed(String),
-    /// The guest did not end in time.
+    /// The guest of a run did not end within the time of `--timeout`.
     #[error("the guest did not end within {0:?} (--timeout)")]
-    TimedOut(std::time::Duration),
-    /// Work that is part of a command did not end in time.
+    TimedOut(Duration),
+    /// Work that is part of a command did not end in time; its limit is no option.
     #[error("{0}")]
     TookTooLong(String),
     /// The result could not be written.
@@ -75,6 +77,11 @@ impl Failure {
             Failure::Hook(HookFault::NotRun) => 12,
             Failure::Interrupted => Failure::INTERRUPTED as u8,
         }
+    }
+
+    /// The failure of `what` to end within a limit that no option sets.
+    pub fn took_longer_than(limit: Duration, what: &str) -> Failure {
+        Failure::TookTooLong(format!("{what} did not end within {limit:?}"))
     }
 
     /// The same failure, with the action during which it happened.
@@ -149,5 +156,20 @@ impl From<AttachError> for Failure {
             AttachError::Policy(_) => Failure::Usage(error.to_string()),
             _ => Failure::Host(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_timeout_of_a_run_is_explained_by_its_option() {
+        let limit = Duration::from_secs(60);
+        let of_run = Failure::TimedOut(limit);
+        let of_work = Failure::took_longer_than(limit, "the guest under QEMU").during("one job");
+        assert_eq!((of_run.exit_code(), of_work.exit_code()), (6, 6));
+        assert_eq!(of_run.to_string(), "the guest did not end within 60s (--timeout)");
+        assert_eq!(of_work.to_string(), "one job: the guest under QEMU did not end within 60s");
     }
 }

@@ -210,7 +210,7 @@ fn wait<T>(receiver: &mpsc::Receiver<T>, interrupts: &Interrupts) -> Result<Opti
             Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(None),
         }
         if Instant::now() >= deadline {
-            return Err(Failure::TimedOut(RUN_TIMEOUT));
+            return Err(Failure::took_longer_than(RUN_TIMEOUT, "the kernel"));
         }
     }
 }

@@ -55,7 +55,8 @@ pub(super) fn run(
     let mut qemu = Qemu(command.spawn().map_err(|error| host("start QEMU", &error))?);
     let lines = listen(qemu.0.stdout.take().expect("a pipe was asked for"));
     let seen = Watch::of(qemu.0.id());
-    let seen = seen.until_it_ends(&lines, began + timeout, interrupts)?.ok_or(Failure::TimedOut(timeout))?;
+    let seen = seen.until_it_ends(&lines, began + timeout, interrupts)?;
+    let seen = seen.ok_or_else(|| Failure::took_longer_than(timeout, "the guest under QEMU"))?;
     qemu.0.wait().map_err(|error| host("wait for QEMU", &error))?;
     let report = GuestReport::of_log(&seen.log()).map_err(|failure| {
         let words = fs::read_to_string(&words).unwrap_or_default();

@@ -125,26 +125,24 @@ pub(super) fn run(
 ) -> Result<Measured, Failure> {
     let began = Instant::now();
     let is_over = || interrupts.is_set() || began.elapsed() > timeout;
-    let sums = match accesses {
+    let measured = match accesses {
         Accesses::Recorded { kernel, parameters, iterations, threads } => {
-            recorded(kernel, parameters, *iterations, *threads as usize, place, &is_over)
+            let sums = recorded(kernel, parameters, *iterations, *threads as usize, place, &is_over);
+            sums.map(|sums| sums.measured(place))
         }
-        Accesses::Generated { stream, scale } => generated(stream, *scale, place, &is_over),
+        Accesses::Generated { stream, scale } => {
+            generated(stream, *scale, place, &is_over).map(|sums| sums.measured(place))
+        }
         Accesses::Scaled { program, footprint_gib } => {
             let footprint = Bytes::new(footprint_gib << 30);
-            let rates = scaled(program, footprint, place, &is_over);
-            interrupts.check()?;
-            return match rates {
-                Err(Failure::Interrupted) => Err(Failure::TimedOut(timeout)),
-                other => other.map(|rates| rates.measured(place)),
-            };
+            scaled(program, footprint, place, &is_over).map(|rates| rates.measured(place))
         }
     };
     interrupts.check()?;
     // A run that was stopped at its timeout reports an interrupt.
-    match sums {
-        Err(Failure::Interrupted) => Err(Failure::TimedOut(timeout)),
-        other => other.map(|sums| sums.measured(place)),
+    match measured {
+        Err(Failure::Interrupted) => Err(Failure::took_longer_than(timeout, "the simulation")),
+        other => other,
     }
 }
 
@@ -476,6 +474,14 @@ mod tests {
         assert!(alone.ends_with("a core of k8 has one thread; leave out :smt"), "{alone}");
         let ended = generated("gups", 1.0, &k8("4k"), &|| true);
         assert!(matches!(ended, Err(Failure::Interrupted)));
+    }
+
+    #[test]
+    fn a_simulation_that_takes_too_long_names_its_limit_and_no_option() {
+        let accesses = Accesses::Generated { stream: "gups".into(), scale: 1.0 };
+        let interrupts = Interrupts::install().expect("installed");
+        let failure = run(&accesses, &k8("4k"), Duration::ZERO, &interrupts).expect_err("it has no time");
+        assert_eq!((failure.exit_code(), failure.to_string()), (6, "the simulation did not end within 0ns".to_owned()));
     }
 
     #[test]

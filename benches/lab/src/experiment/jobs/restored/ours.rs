@@ -118,7 +118,7 @@ impl Run {
         while self.goes_on()? {
             interrupts.check()?;
             if self.began.elapsed() > at_most {
-                return Err(Failure::TimedOut(at_most));
+                return Err(Failure::took_longer_than(at_most, "the run"));
             }
             each(self.began);
             thread::sleep(PACE);

@@ -154,7 +154,7 @@ fn until(
             return Ok(());
         }
         if began.elapsed() > at_most {
-            return Err(Failure::TimedOut(at_most));
+            return Err(Failure::took_longer_than(at_most, "the wait for a guest under QEMU"));
         }
         thread::sleep(PACE);
     }
