@@ -100,14 +100,15 @@ impl FigureBlock<'_> {
         if hello.vcpus > 1 {
             line(&format!("per {}", hello.worker()), &format_args!("{:.3} {unit}", value / f64::from(hello.vcpus)));
         }
-        if let Some(Verification { passed, .. }) = self.verification {
+        if let Some(Verification { passed, .. }) = self.verification.filter(|found| found.says_something()) {
             line("verification", if *passed { &"SUCCESSFUL" } else { &"UNSUCCESSFUL" });
         }
     }
 }
 
-/// Whether the guest verified its memory.
+/// Whether the guest verified its memory; nothing if it checked none.
 pub fn write_verification(out: &mut String, verification: Option<&Verification>) {
+    let verification = verification.filter(|found| found.says_something());
     let Some(Verification { passed, errors, checked, first_mismatch }) = verification else { return };
     let word = if *passed { "passed" } else { "FAILED" };
     let _ = writeln!(out, "  verification {word}: {errors} of {checked} words or results are wrong");

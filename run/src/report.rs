@@ -235,6 +235,13 @@ pub struct Verification {
     pub first_mismatch: Option<String>,
 }
 
+impl Verification {
+    /// Whether it says anything: a guest that checked nothing is neither correct nor wrong.
+    pub const fn says_something(&self) -> bool {
+        self.checked > 0 || !self.passed
+    }
+}
+
 /// Host backing and second-level mappings at one instant.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub struct Counters {
