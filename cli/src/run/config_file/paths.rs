@@ -69,8 +69,9 @@ fn disk_with(text: &str, map: impl Fn(&str) -> PathBuf) -> String {
 }
 
 fn settings_with(text: &str, map: &dyn Fn(&Path) -> PathBuf) -> String {
-    // The text before the first colon is a name, as in `policy`.
-    let (name, settings) = text.split_once(':').map_or(("", text), |(name, settings)| (name, settings));
+    // The text before the first colon is a name, as in `policy`. A colon in a setting belongs to its value.
+    let name_and_settings = text.split_once(':').filter(|(name, _)| !name.contains('='));
+    let (name, settings) = name_and_settings.unwrap_or(("", text));
     let settings: Vec<String> = settings.split(',').map(|setting| setting_with(setting, map)).collect();
     if name.is_empty() { settings.join(",") } else { format!("{name}:{}", settings.join(",")) }
 }

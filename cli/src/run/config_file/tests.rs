@@ -145,14 +145,14 @@ fn paths_begin_at_the_files_folder() {
 #[test]
 fn paths_that_are_only_a_part_of_a_value_begin_at_the_files_folder_too() {
     let text = "disk = [\"root.img,readonly\", \"a,,b.img,id=x\"]\nincoming = \"unix:s\"\n\
-                vsock = \"cid=3,socket=v\"";
+                vsock = \"cid=3,socket=v:1\"";
     assert_eq!(
         words_of(text),
         [
             "--disk=/vms/root.img,readonly",
             "--disk=/vms/a,,b.img,id=x",
             "--incoming=unix:/vms/s",
-            "--vsock=cid=3,socket=/vms/v"
+            "--vsock=cid=3,socket=/vms/v:1"
         ]
     );
 }
