@@ -18,11 +18,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use wideleaf_control::protocol::{Request, Settings};
 use wideleaf_run::failure::Failure;
-use wideleaf_run::place::NamedPlace;
 use wideleaf_run::text::clean;
 
 use crate::options::FormatArg;
-use crate::output::{Output, print};
+use crate::output::{Output, Place, print};
 use crate::vm_source::{SocketArg, SourceArg, done, vm_of};
 use page::Page;
 use settings::Setting;
@@ -201,13 +200,13 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
 
 /// Writes the page. Its place is tried before the VM is asked.
 fn write_page(args: &InfoArgs, path: &Path) -> Result<(), Failure> {
-    let place = NamedPlace::open("--html", path)?;
+    let place = Place::open("--html", path)?;
     let source = args.source.source()?;
     let vm = source.vm(&args.vm)?;
     // By its process: names need not be unique, and the parts are of one VM.
     let pid = vm.pid.to_string();
     let (explanation, windows) = (source.explanation(&pid), source.windows(&pid));
-    place.put(Page { vm: &vm, explanation: &explanation, windows: &windows }.html().as_bytes())
+    place.put(&Page { vm: &vm, explanation: &explanation, windows: &windows }.html())
 }
 
 /// Runs `wideleaf explain`.

@@ -23,8 +23,11 @@ pub struct Output {
     place: Place,
 }
 
-enum Place {
+/// An open place for one text.
+pub enum Place {
+    /// Standard output: a reader that has gone away is not an error.
     StandardOutput,
+    /// A place that an option named.
     Named(NamedPlace),
 }
 
@@ -34,11 +37,7 @@ impl Output {
     /// # Errors
     /// [`Failure::Output`] if it cannot be written to.
     pub fn open(format: FormatArg, path: Option<&Path>) -> Result<Output, Failure> {
-        let place = match path {
-            None => Place::StandardOutput,
-            Some(path) if is_standard_output(path) => Place::StandardOutput,
-            Some(path) => Place::Named(NamedPlace::open("--output", path)?),
-        };
+        let place = path.map_or(Ok(Place::StandardOutput), |path| Place::open("--output", path))?;
         Ok(Output { format, place })
     }
 
@@ -67,7 +66,22 @@ impl Output {
 }
 
 impl Place {
-    fn put(self, text: &str) -> Result<(), Failure> {
+    /// Opens the place that `option` names, or tries it, or uses standard output.
+    ///
+    /// # Errors
+    /// [`Failure::Output`] if it cannot be written to.
+    pub fn open(option: &'static str, path: &Path) -> Result<Place, Failure> {
+        if is_standard_output(path) {
+            return Ok(Place::StandardOutput);
+        }
+        NamedPlace::open(option, path).map(Place::Named)
+    }
+
+    /// Writes the whole text.
+    ///
+    /// # Errors
+    /// [`Failure::Output`]; a file is then unchanged.
+    pub fn put(self, text: &str) -> Result<(), Failure> {
         match self {
             Place::StandardOutput => print(text),
             Place::Named(place) => place.put(text.as_bytes()),

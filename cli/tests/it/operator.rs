@@ -187,6 +187,18 @@ fn info_counts_the_windows_by_reason_and_writes_a_page_that_is_complete_in_itsel
 }
 
 #[test]
+fn a_reader_of_the_page_that_has_gone_away_is_no_error() {
+    let scratch = new_scratch();
+    let daemon = FakeDaemon::start(&scratch);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(scratch.program());
+    command.args(["info", "web", "--html=-", "--socket", daemon.socket()]);
+    let info = Running(command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap());
+    assert_eq!(info.end(), (Some(0), String::new()));
+}
+
+#[test]
 fn explain_has_each_reason_with_its_count_and_its_remedy() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
