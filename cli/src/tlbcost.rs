@@ -17,7 +17,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
+use wideleaf_memory::input_file::InputFile;
 use wideleaf_memory::walk_cost::{ChosenWalkCost, CpuModel, SAVED_AT, SavedWalkCost};
+use wideleaf_policies::units::kib;
 use wideleaf_policies::walk::cost::{Cells, WalkCost};
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::environment::Environment;
@@ -32,6 +34,9 @@ use crate::progress::visible_bar;
 use crate::vm_source::SourceArg;
 use counters::{LinuxPmu, WalkEvents, describe, select};
 use measure::{Cell, CellReport, RUNS_EXPECTED, measure};
+
+/// Most bytes of a saved measurement: ten times any.
+const SAVED_MAX: Bytes = kib(64);
 
 const EXAMPLES: &str = "\
 A miss is measured by chains of loads over growing footprints. Each footprint is repeated, in separate processes, until
@@ -75,7 +80,8 @@ pub struct TlbCostArgs {
     #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
     bytes: Option<Bytes>,
 
-    /// Save the guests' costs for `--policy auto` [default file: /var/lib/wideleaf/tlbcost.json]
+    /// Save the guests' costs for `--policy auto`; saved costs that are not measured now stay [default file:
+    /// /var/lib/wideleaf/tlbcost.json]
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with_all = ["native", "vm"])]
     save: Option<Option<PathBuf>>,
 
@@ -211,7 +217,7 @@ impl TlbCostReport {
     }
 
     fn save(&mut self, place: NamedPlace, path: PathBuf) -> Result<(), Failure> {
-        place.put((self.to_save()? + "\n").as_bytes())?;
+        place.put((self.to_save(saved_in(&path).as_ref())? + "\n").as_bytes())?;
         self.saved = Some(path);
         self.choose_walk_cost();
         Ok(())
@@ -222,8 +228,8 @@ impl TlbCostReport {
         self.cells.push(cell);
     }
 
-    /// The guests' costs, in the form for saving.
-    fn to_save(&self) -> Result<String, Failure> {
+    /// The guests' costs, in the form for saving, with those of an earlier measurement that were not measured now.
+    fn to_save(&self, earlier: Option<&SavedWalkCost>) -> Result<String, Failure> {
         let cells = guest_costs(&self.cells);
         let mhz = self.tsc_mhz.map_or(0, |mhz| mhz.round() as u32);
         if cells.iter().flatten().flatten().count() == 0 || mhz == 0 {
@@ -240,9 +246,29 @@ impl TlbCostReport {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let paging = self.cells.iter().find(|cell| cell.cell.guest.is_some()).and_then(|cell| cell.paging.as_deref());
-        let saved = SavedWalkCost::new(self.cpu.clone(), paging.unwrap_or_default(), now, mhz, cells);
+        let mut saved = SavedWalkCost::new(self.cpu.clone(), paging.unwrap_or_default(), now, mhz, cells);
+        if let Some(earlier) = earlier.filter(|earlier| is_of_same_machine(earlier, &saved)) {
+            for (cell, earlier) in saved.cycles.iter_mut().flatten().zip(earlier.cycles.iter().flatten()) {
+                *cell = cell.or(*earlier);
+            }
+        }
         serde_json::to_string_pretty(&saved).map_err(|error| Failure::Output(format!("cannot write JSON: {error}")))
     }
+}
+
+/// The measurement in that file, of any machine; `None` if there is none.
+fn saved_in(path: &Path) -> Option<SavedWalkCost> {
+    let text = InputFile::open(path).ok()?.read_text(SAVED_MAX).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+/// Whether a valid earlier measurement has the same unit and conditions as this one.
+fn is_of_same_machine(earlier: &SavedWalkCost, now: &SavedWalkCost) -> bool {
+    // The TSC's frequency is measured too, to about one part in a thousand.
+    let mhz = now.cycles_per_microsecond;
+    (earlier.version, &earlier.cpu, &earlier.paging) == (now.version, &now.cpu, &now.paging)
+        && earlier.cycles_per_microsecond.abs_diff(mhz) <= mhz / 100
+        && WalkCost::measured(&earlier.cycles, mhz).is_some()
 }
 
 /// By guest page and host page, as in `auto`'s table.
@@ -284,6 +310,33 @@ mod tests {
         assert_eq!(cells("--guest --guest-page 2m --host-page 4k", true), 1);
         assert_eq!(cells("--native --host-page 2m", true), 1);
         assert_eq!(cells("--guest-page 2m", true), 3, "a guest page selects guests");
+    }
+
+    #[test]
+    fn a_part_that_is_measured_again_leaves_the_other_saved_costs_of_this_machine() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("cost.json");
+        let cpu = CpuModel::read(Path::new("/"));
+        let saved_over = |cpu: CpuModel, paging: &str, mhz| {
+            let cells = [[Some(50), Some(30), None], [None; 3], [None, None, Some(9)]];
+            let earlier = serde_json::to_string(&SavedWalkCost::new(cpu, paging, 1, mhz, cells)).expect("JSON");
+            fs::write(&path, earlier).expect("written");
+            let mut report = TlbCostReport::new(&Err("none".into()));
+            report.tsc_mhz = Some(2_596.2);
+            report.cells = vec![CellReport {
+                paging: Some("npt".into()),
+                walk_ticks: Some(agreement::Spread::of([55.0])),
+                ..CellReport::new(Cell { guest: Some(PageSize::Base4K), host: PageSize::Base4K })
+            }];
+            report.save(NamedPlace::open("--save", &path).expect("a place"), path.clone()).expect("saved");
+            saved_in(&path).expect("a measurement").cycles
+        };
+        let merged = [[Some(55), Some(30), None], [None; 3], [None, None, Some(9)]];
+        assert_eq!(saved_over(cpu.clone(), "npt", 2_597), merged);
+        let alone = [[Some(55), None, None], [None; 3], [None; 3]];
+        assert_eq!(saved_over(CpuModel { model: cpu.model + 1, ..cpu.clone() }, "npt", 2_597), alone);
+        assert_eq!(saved_over(cpu.clone(), "shadow", 2_597), alone);
+        assert_eq!(saved_over(cpu, "npt", 1_000), alone, "ticks of another length");
     }
 
     #[test]

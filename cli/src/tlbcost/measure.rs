@@ -145,7 +145,7 @@ pub struct LevelReport {
 }
 
 impl CellReport {
-    fn new(cell: Cell) -> CellReport {
+    pub(super) fn new(cell: Cell) -> CellReport {
         CellReport {
             place: cell.place().into(),
             paging: None,
