@@ -15,7 +15,7 @@ use wideleaf_attach::find;
 use wideleaf_attach::session::{self, Attached};
 use wideleaf_attach::{Places, VmProcess};
 use wideleaf_control::protocol::{Request, Settings, Target};
-use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_control::view::Guarantee;
 use wideleaf_policies::PolicyChoice;
 use wideleaf_run::engine::walk_cost;
 use wideleaf_run::failure::Failure;
@@ -73,7 +73,7 @@ pub struct AttachArgs {
 
     /// Share of the guest's present memory to keep in large pages, or bestEffort; a lower share is reported
     /// [default: from wideleafd's configuration]
-    #[arg(long, value_name = "SHARE", value_parser = parse_guarantee)]
+    #[arg(long, value_name = "SHARE")]
     guarantee: Option<Guarantee>,
 
     /// Also collapse shared memory, which stops the guest for 15 to 30 ms per window, and longer where other work keeps
@@ -95,10 +95,6 @@ pub struct AttachArgs {
     /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
-}
-
-fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {
-    text.parse()
 }
 
 impl AttachArgs {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_control::view::Guarantee;
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::migration::Address;
@@ -211,7 +211,7 @@ pub struct RunArgs {
     /// the host lacks the memory), `bestEffort:95%` (that is only reported) or `bestEffort`. Below it, --policy makes
     /// room for `greedy` until the share is reached [default: bestEffort]
     #[arg(long, value_name = "GUARANTEE", default_value = "bestEffort", hide_default_value = true)]
-    #[arg(value_parser = parse_guarantee, conflicts_with = "native")]
+    #[arg(conflicts_with = "native")]
     pub guarantee: Guarantee,
 
     /// Fault in all guest RAM before the guest starts
@@ -400,10 +400,6 @@ pub enum PolicyOrHelp {
     Help,
     /// Use this policy.
     Use(PolicyArg),
-}
-
-fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {
-    text.parse()
 }
 
 fn parse_policy(text: &str) -> Result<PolicyOrHelp, String> {
