@@ -27,6 +27,8 @@ pub struct Costs {
     pub release: Cost,
     /// Move of a window from its huge page to base pages.
     pub vacate: Cost,
+    /// Move of a window to another node: of what is present, so it may be far less than a promotion.
+    pub move_2m: Cost,
 }
 
 impl Default for Costs {
@@ -34,7 +36,7 @@ impl Default for Costs {
     /// 3.5 GiB/s, fault and copy into hugetlb pages at 3.3 GiB/s, 0.2 ms to split a huge page. The others are
     /// estimates: a giant goes back as fast as it came; switching a dirty log is one ioctl and a walk over its
     /// memslot's entries; a release reads the window once at 10 GiB/s and makes one call; to vacate a window is to make
-    /// 512 base pages and to copy.
+    /// 512 base pages and to copy, and to move one copies as much as its promotion.
     fn default() -> Costs {
         let cost = |copied, us| Cost { copied, cpu: Duration::from_micros(us) };
         Costs {
@@ -45,6 +47,7 @@ impl Default for Costs {
             demote: cost(Bytes::ZERO, 200),
             release: cost(Bytes::ZERO, 250),
             vacate: cost(PageSize::Huge2M.bytes(), 500),
+            move_2m: cost(PageSize::Huge2M.bytes(), 560),
         }
     }
 }
@@ -59,6 +62,7 @@ pub(super) struct Samples {
     demote: Vec<Cost>,
     release: Vec<Cost>,
     vacate: Vec<Cost>,
+    move_2m: Vec<Cost>,
 }
 
 impl Samples {
@@ -73,8 +77,7 @@ impl Samples {
             Action::Demote { to: PageSize::Huge2M, .. } => &mut self.demote_1g,
             Action::Demote { .. } => &mut self.demote,
             Action::Release { .. } => &mut self.release,
-            // It copies as much as a promotion.
-            Action::Move { .. } => &mut self.promote_2m,
+            Action::Move { .. } => &mut self.move_2m,
             Action::Vacate { .. } => &mut self.vacate,
         };
         samples.push(recorded.outcome.cost);
@@ -90,6 +93,7 @@ impl Samples {
             demote: median_cost(&self.demote, otherwise.demote),
             release: median_cost(&self.release, otherwise.release),
             vacate: median_cost(&self.vacate, otherwise.vacate),
+            move_2m: median_cost(&self.move_2m, otherwise.move_2m),
         }
     }
 }

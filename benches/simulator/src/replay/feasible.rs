@@ -71,7 +71,7 @@ pub(crate) fn feasible(
         Action::Move { node, .. } if vm.nodes.iter().any(|row| row.node == node) => match row.backing {
             Backing::Unbacked => no(OutcomeResult::Skipped(Skip::NotResident)),
             _ if row.node == WindowNode::On(node) => no(already_done),
-            Backing::Base4K | Backing::Huge2M => (OutcomeResult::Done, costs.promote_2m),
+            Backing::Base4K | Backing::Huge2M => (OutcomeResult::Done, costs.move_2m),
             Backing::Giant1G => no(no_mechanism),
         },
         Action::Promote { .. } | Action::Demote { .. } | Action::Vacate { .. } | Action::Move { .. } => {

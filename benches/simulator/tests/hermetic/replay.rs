@@ -10,9 +10,9 @@ use wideleaf_policies::policy::{POLICIES, by_name};
 use wideleaf_policies::recording::{DecodeError, Encoder, Header, VmHeader};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, Cost, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
-    PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, ReservationRules, Snapshot, VmId, VmSnapshot,
-    WindowIndex, WindowRow,
+    Action, Backing, Budget, BudgetLimits, Bytes, Cost, HostMemory, MappingStats, Moment, NodeId, Outcome,
+    OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, ReservationRules, Snapshot, VmId,
+    VmSnapshot, WindowIndex, WindowRow,
 };
 use wideleaf_simulator::replay::{Recording, Tally};
 
@@ -226,6 +226,18 @@ fn windows_that_the_recorded_policy_promoted_are_base_pages_for_another_policy()
     // a second later than the recorded policy: that tick has no recorded outcome, so the median applies
     let late = making.replay(&mut Told::ticks([vec![], vec![promote(0)]]));
     assert_eq!((late.cpu, late.bloat), (Duration::from_micros(700), kib(1536)));
+}
+
+#[test]
+fn the_moves_of_a_recording_do_not_change_the_price_of_its_promotions() {
+    let done = |action, copied, us| (action, OutcomeResult::Done, Cost { copied, cpu: Duration::from_micros(us) });
+    let sparse = |window| Action::Move { vm: VM, window: WindowIndex::new(window), node: NodeId(1) };
+    let rows = [base(0, 512), base(1, 2), base(2, 2), base(3, 512)];
+    let outcomes = [done(promote(0), mib(2), 700), done(sparse(1), kib(8), 20), done(sparse(2), kib(8), 20)];
+    let mut making = making();
+    making.tick(&rows, &outcomes).tick(&rows, &[]);
+    let late = making.replay(&mut Told::ticks([vec![], vec![promote(3)]]));
+    assert_eq!((late.copied, late.cpu), (mib(2), Duration::from_micros(700)));
 }
 
 #[test]
