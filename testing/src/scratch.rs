@@ -5,12 +5,17 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::thread::yield_now;
+use std::thread::sleep;
+use std::time::Duration;
 
 use assert_cmd::Command;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
+
+/// The levels of the log that a program has by itself, without the warning that this host is too busy for an answer in
+/// time: standard error is to be as on one that is not.
+const LOG: &str = "warn,virtio_queue=off,wideleaf_memory::deadline=error";
 
 /// A folder for one test of a program.
 #[derive(Debug)]
@@ -37,7 +42,7 @@ impl Scratch {
     /// The program in this folder, with these arguments.
     pub fn wideleaf(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.program());
-        command.args(arguments).current_dir(&self.folder).env("TMPDIR", self.folder.path()).env_remove("WIDELEAF_LOG");
+        command.args(arguments).current_dir(&self.folder).env("TMPDIR", self.folder.path()).env("WIDELEAF_LOG", LOG);
         command
     }
 
@@ -81,7 +86,8 @@ impl Running {
     /// Starts it with these arguments, its outputs in pipes.
     pub fn start(scratch: &Scratch, arguments: &[&str]) -> Running {
         let mut command = std::process::Command::new(scratch.program());
-        command.args(arguments).current_dir(scratch.path(".")).env("TMPDIR", scratch.path("."));
+        command.args(arguments).current_dir(scratch.path("."));
+        command.env("TMPDIR", scratch.path(".")).env("WIDELEAF_LOG", LOG);
         Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
@@ -94,7 +100,7 @@ impl Running {
                 return text.trim().to_owned();
             }
             assert_eq!(self.0.try_wait().unwrap(), None, "it ended before that");
-            yield_now();
+            sleep(Duration::from_millis(1));
         }
     }
 

@@ -4,8 +4,10 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread::sleep;
 use std::time::Duration;
 
+use crate::migration::AMONG_QUESTIONS;
 use crate::program::new_scratch;
 use serde_json::{Value, json};
 use wideleaf_policies::units::mib;
@@ -34,6 +36,7 @@ fn start_with(scratch: &Scratch, arguments: &[&str]) -> Running {
     // The test waits for a reply, not only for the socket file: before that there is no VM.
     while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
         assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
+        sleep(AMONG_QUESTIONS);
     }
     run
 }
@@ -125,7 +128,7 @@ fn every_window_has_a_state_and_each_that_is_not_large_a_reason() {
         if large >= 16 {
             break map;
         }
-        std::thread::yield_now();
+        sleep(AMONG_QUESTIONS);
     };
     assert_eq!(windows_of(&map), 64);
     let range = &map["ranges"][0];
@@ -165,7 +168,7 @@ fn another_policy_takes_over_and_a_policy_that_must_start_with_the_run_is_refuse
         assert_eq!(set("coverage"), "coverage");
         assert_eq!(set("greedy"), "greedy");
         while backed_large() < mib(32).get() {
-            std::thread::yield_now();
+            sleep(AMONG_QUESTIONS);
         }
         assert_eq!(vm(&scratch, &["statistics"])["vm"]["policy"], "greedy");
         assert_eq!(set("auto:horizon_s=120"), "auto:horizon_s=120");
@@ -325,7 +328,9 @@ fn malformed_requests_do_not_stop_the_vm_from_answering_other_clients() {
     let silent: Vec<UnixStream> = (0..12).map(|_| connect()).collect();
     assert!(reply(&silent[11])["error"].as_str().unwrap().contains("connections are in use"));
     drop(silent);
-    while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {}
+    while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
+        sleep(AMONG_QUESTIONS);
+    }
     assert_eq!(vm(&scratch, &["status"])["state"], "running");
 }
 

@@ -5,6 +5,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::migration::AMONG_QUESTIONS;
 use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_policies::units::mib;
@@ -85,6 +86,7 @@ fn no_kind_of_line_makes_the_memory_of_a_run_grow_without_limit() {
         let mut run = Running(command.spawn().unwrap());
         while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
             assert_eq!(run.0.try_wait().unwrap(), None, "{kind}: it ended before it listened");
+            std::thread::sleep(AMONG_QUESTIONS);
         }
         // By then, lines have filled all bounds together.
         std::thread::sleep(Duration::from_secs(1));

@@ -6,7 +6,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, sleep};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -21,6 +22,9 @@ pub const MACHINE: u32 = 3;
 pub const GO: u32 = 4;
 pub const READY: u32 = 17;
 pub const RUNNING: u32 = 18;
+
+/// Time between two questions of a test: each starts a program, and the guest needs the processors.
+pub const AMONG_QUESTIONS: Duration = Duration::from_millis(20);
 
 /// Two vCPUs that work for some seconds, whatever happens to them. On a fast processor that is over a thousand passes a
 /// second.
@@ -50,6 +54,7 @@ fn started_under(scratch: &Scratch, policy: &str, what: &[&str]) -> Running {
     let mut run = Running::start(scratch, &[&["run"], what, &more].concat());
     while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
         assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
+        sleep(AMONG_QUESTIONS);
     }
     run
 }
@@ -130,7 +135,7 @@ fn moves(address: &str) {
         return;
     }
     let scratch = new_scratch();
-    let source = source(&scratch);
+    let source = source_of(&scratch, 6);
     let (target, place) = target(&scratch, address);
     let (code, said, why) = end(migrate(&scratch, &place, &[]));
     assert_eq!(code, Some(0), "{why}");
@@ -186,7 +191,7 @@ fn a_guest_moves_over_two_pipes_and_loses_no_word() {
 /// Waits until some of RAM has left.
 fn wait_for_progress(scratch: &Scratch) {
     while status(scratch)["saving"]["done_bytes"].as_u64().is_none_or(|bytes| bytes == 0) {
-        std::thread::yield_now();
+        sleep(AMONG_QUESTIONS);
     }
 }
 
@@ -204,8 +209,13 @@ fn under_way(scratch: &Scratch) -> (Running, Running, Child) {
 
 /// The source is as if nothing had been, to its end.
 pub fn goes_on(scratch: &Scratch, source: Running) {
-    let state = status(scratch);
-    assert_eq!((&state["state"], &state["doubt"], &state["saving"]), (&json!("running"), &Value::Null, &Value::Null));
+    // On a busy machine it may have worked to its end by now.
+    let output = scratch.wideleaf(&["vm", "vm.sock", "status", "--format=json"]).output().unwrap();
+    if output.status.success() {
+        let state: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(["running", "ended"].contains(&state["state"].as_str().unwrap()), "{state}");
+        assert_eq!((&state["doubt"], &state["saving"]), (&Value::Null, &Value::Null));
+    }
     assert_eq!(source.end(), (Some(0), String::new()));
     has_lost_nothing(&report(scratch, "source.json"));
 }
@@ -218,7 +228,8 @@ fn a_migration_that_is_cancelled_leaves_the_guest_where_it_was() {
     let scratch = new_scratch();
     // So that a client does not ignore it where these tests run under nohup(1).
     signal_hook::flag::register(Signal::SIGHUP as i32, Arc::default()).unwrap();
-    let source = long_source(&scratch);
+    // A window of each migration takes two seconds to leave.
+    let source = source_of(&scratch, 16);
     for signal in [Signal::SIGINT, Signal::SIGHUP] {
         let (target, place) = target(&scratch, "unix:move.sock");
         let client = Running(migrate(&scratch, &place, &SLOW));
@@ -263,7 +274,7 @@ fn a_guest_moves_while_its_guarantee_asks_for_another_policy() {
     }
     let scratch = new_scratch();
     // It is below its guarantee: after three seconds another policy is due, while the manager rests.
-    let what = ["pattern", "--memory=128M", "--cmdline=bytes=8M seconds=8", "--guarantee=bestEffort:99%"];
+    let what = ["pattern", "--memory=128M", "--cmdline=bytes=8M seconds=12", "--guarantee=bestEffort:99%"];
     let source = started_under(&scratch, "thp", &what);
     let (target, place) = target(&scratch, "unix:move.sock");
     let (code, _, said) = end(migrate(&scratch, &place, &["--bytes-per-second=2M"]));
@@ -349,7 +360,7 @@ fn a_target_that_cannot_take_the_vm_says_why_and_the_guest_goes_on() {
     let arguments = ["run", "--incoming=unix:move.sock", "--rng", "--no-daemon"];
     let target = Running::start(&scratch, &arguments);
     while !scratch.path("move.sock").exists() {
-        std::thread::yield_now();
+        sleep(AMONG_QUESTIONS);
     }
     let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &[]));
     assert!(code == Some(4) && why.contains("the target says: ") && why.contains("devices"), "{code:?}: {why}");

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::PipeWriter;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt as _, symlink};
+use std::thread::sleep;
 
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -15,7 +16,7 @@ use wideleaf_control::vm::{StopHow, VM_FILES_TIMEOUT, VmAnswer, VmRequest, ask, 
 use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
-use crate::migration::status;
+use crate::migration::{AMONG_QUESTIONS, status};
 use crate::program::new_scratch;
 
 /// A fixed number of passes over its memory: the number of words that it checks tells whether one was lost.
@@ -33,7 +34,9 @@ const OPTIONS: [&str; 5] =
 /// Starts a run, and waits until its VM answers or it has ended.
 fn start(scratch: &Scratch, arguments: &[&str]) -> Running {
     let mut run = Running::start(scratch, &[&["run"], arguments, &OPTIONS].concat());
-    while run.0.try_wait().unwrap().is_none() && !has_answered(scratch) {}
+    while run.0.try_wait().unwrap().is_none() && !has_answered(scratch) {
+        sleep(AMONG_QUESTIONS);
+    }
     run
 }
 
@@ -61,7 +64,9 @@ fn saved(scratch: &Scratch, arguments: &[&str]) -> Value {
         let statistics: Value = serde_json::from_slice(&output.stdout).unwrap();
         statistics["vm"]["backing"]["huge_2m"].as_u64().unwrap() >= 32 << 20
     };
-    while !is_large() {}
+    while !is_large() {
+        sleep(AMONG_QUESTIONS);
+    }
     let saved = save(scratch, &["saved"]).expect("it runs until it is stopped");
     run.signal(Signal::SIGKILL);
     run.end();
@@ -223,7 +228,7 @@ fn a_vm_that_stays_paused_for_a_client_goes_on_when_the_client_has_gone() {
     assert_eq!(status(&scratch)["state"], "paused");
     drop(client);
     while status(&scratch)["state"] != "running" {
-        std::thread::yield_now();
+        sleep(AMONG_QUESTIONS);
     }
     save(&scratch, &["saved", "--stop"]).expect("nothing is under way any more");
     assert_eq!(run.end(), (Some(0), String::new()));

@@ -7,6 +7,7 @@ use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::migration::AMONG_QUESTIONS;
 use crate::program::new_scratch;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::pty::openpty;
@@ -58,6 +59,7 @@ impl Printing {
         while !self.scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
             assert_eq!(self.run.0.try_wait().unwrap(), None, "it ended before it listened");
             assert!(begin.elapsed() < ENDS_WITHIN, "it listens");
+            std::thread::sleep(AMONG_QUESTIONS);
         }
         std::thread::sleep(Duration::from_secs(2));
     }
