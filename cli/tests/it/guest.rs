@@ -409,6 +409,18 @@ fn two_simultaneous_signals_leave_the_report() {
     assert_eq!(report["outcome"], "interrupted");
 }
 
+/// Memory of this run is huge from its start. Where it is not at first, as after builds, which leave the host's memory
+/// in pieces, it is once the kernel has put them together.
+fn is_huge(arguments: &[&str], is_so: impl Fn(&Value) -> bool) {
+    let report = succeeds(arguments);
+    if !is_so(&report) {
+        println!("in pieces, it seems: {report}");
+        let _for_root_alone = fs::write("/proc/sys/vm/compact_memory", "1");
+        let again = succeeds(arguments);
+        assert!(is_so(&again), "{again}");
+    }
+}
+
 /// Runs a built-in kernel in a guest, which has to verify its memory, and returns the report.
 fn succeeds(arguments: &[&str]) -> Value {
     let scratch = new_scratch();
@@ -469,17 +481,14 @@ fn huge_pages_requested_at_the_start_exist_from_the_start_on_both_levels() {
     }
     let huge = ["--backing=anon", "--host-page=2m", "--guest-page=2m", "--policy=never"];
     // Table of four windows.
-    let report = succeeds(&[&["gups", "--cmdline=log2_words=20"], &huge[..]].concat());
-    for phase in report["phases"].as_array().unwrap() {
-        assert_eq!(
-            (&phase["at_begin"]["host_4k_bytes"], &phase["at_end"]["host_4k_bytes"]),
-            (&0.into(), &0.into()),
-            "{report}"
-        );
-        assert!(phase["at_end"]["kvm"]["pages_2m"].as_u64().is_some_and(|pages| pages >= 4), "{report}");
-    }
-    let table = &report["regions"][0];
-    assert_eq!((&table["windows"], &table["windows_host_large"]), (&4.into(), &4.into()), "{report}");
+    is_huge(&[&["gups", "--cmdline=log2_words=20"], &huge[..]].concat(), |report| {
+        let has_no_small = |phase: &Value| ["at_begin", "at_end"].iter().all(|at| phase[at]["host_4k_bytes"] == 0);
+        let kvm_has_large = |phase: &Value| phase["at_end"]["kvm"]["pages_2m"].as_u64().is_some_and(|pages| pages >= 4);
+        let phases = report["phases"].as_array().unwrap();
+        let table = &report["regions"][0];
+        assert_eq!(table["windows"], 4, "{report}");
+        phases.iter().all(|phase| has_no_small(phase) && kvm_has_large(phase)) && table["windows_host_large"] == 4
+    });
 }
 
 #[test]
@@ -517,12 +526,10 @@ fn a_prefaulted_guest_that_starts_huge_stays_huge() {
     if !has_kvm() {
         return;
     }
-    let report = succeeds(&[&GUPS[..], &["--host-page=2m", "--prefault", "--policy=never"]].concat());
-    let phases = report["phases"].as_array().unwrap();
-    assert!(
-        !phases.is_empty() && phases.iter().all(|phase| phase["at_end"]["host_2m_bytes"] == 64 << 20),
-        "{phases:?}"
-    );
+    is_huge(&[&GUPS[..], &["--host-page=2m", "--prefault", "--policy=never"]].concat(), |report| {
+        let phases = report["phases"].as_array().unwrap();
+        !phases.is_empty() && phases.iter().all(|phase| phase["at_end"]["host_2m_bytes"] == 64 << 20)
+    });
 }
 
 #[test]

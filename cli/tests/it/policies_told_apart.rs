@@ -84,28 +84,35 @@ fn can_run(policy: &str) -> bool {
     why.inspect(|why| println!("skipped {policy}: {why}")).is_none()
 }
 
+/// A run has the effect of this row; if not, says what is another.
+fn fits(Row { policy, large, bloat }: &Row) -> Result<(), String> {
+    let report = report(policy);
+    assert_eq!(report["verification"]["passed"], true, "{policy}");
+    let unanswered = report["manager"]["unanswered"].as_array().unwrap();
+    if NEED_ACCESS.contains(policy) && !unanswered.is_empty() {
+        println!("skipped, {policy} sees no accesses here: {unanswered:?}");
+        return Ok(());
+    }
+    let regions = report["regions"].as_array().unwrap();
+    assert_eq!(regions.len(), SETS.len(), "{policy}: {regions:?}");
+    for ((region, (name, windows)), large) in regions.iter().zip(SETS).zip(large) {
+        assert_eq!((&region["name"], &region["windows"]), (&name.into(), &windows.into()), "{policy}");
+        let found = region["windows_host_large"].as_u64().unwrap();
+        if !large.contains(&found) {
+            return Err(format!("{policy}: {found} of {windows} windows of {name} are large, not {large:?}"));
+        }
+    }
+    let bloated = report["manager"]["bloat_bytes"].as_u64().unwrap();
+    if bloat.contains(&bloated) { Ok(()) } else { Err(format!("{policy}: {bloated} bytes of bloat, not {bloat:?}")) }
+}
+
 #[test]
 fn each_policy_has_the_effect_of_its_row_on_each_set() {
-    for Row { policy, large, bloat } in ROWS.iter().filter(|row| can_run(row.policy)) {
-        let report = report(policy);
-        assert_eq!(report["verification"]["passed"], true, "{policy}");
-        let unanswered = report["manager"]["unanswered"].as_array().unwrap();
-        if NEED_ACCESS.contains(policy) && !unanswered.is_empty() {
-            println!("skipped, {policy} sees no accesses here: {unanswered:?}");
-            continue;
+    for row in ROWS.iter().filter(|row| can_run(row.policy)) {
+        // Beside other tests a manager may have missed its ticks in the two seconds.
+        if let Err(before) = fits(row) {
+            fits(row).unwrap_or_else(|again| panic!("{again}; and before that, {before}"));
         }
-        let regions = report["regions"].as_array().unwrap();
-        assert_eq!(regions.len(), SETS.len(), "{policy}: {regions:?}");
-        for ((region, (name, windows)), large) in regions.iter().zip(SETS).zip(large) {
-            assert_eq!((&region["name"], &region["windows"]), (&name.into(), &windows.into()), "{policy}");
-            let found = region["windows_host_large"].as_u64().unwrap();
-            assert!(
-                large.contains(&found),
-                "{policy}: {found} of {windows} windows of {name} are large, not {large:?}"
-            );
-        }
-        let bloated = report["manager"]["bloat_bytes"].as_u64().unwrap();
-        assert!(bloat.contains(&bloated), "{policy}: {bloated} bytes of bloat, not {bloat:?}");
     }
 }
 
