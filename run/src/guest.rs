@@ -82,11 +82,10 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(HeldParts { control, second_level, disks }) = self.take() {
-            control.stop(GuestExit::Stopped);
-            // What the guest had asked of them is the source's to do.
+            // What the guest had asked of its devices is the source's to do.
             disks.abandon();
-            // No vCPU enters the guest; the devices' threads could not end before.
-            second_level.resume().unwrap_or_else(|error| tracing::warn!("{error}"));
+            second_level.end_devices();
+            control.stop(GuestExit::Stopped);
         }
     }
 }

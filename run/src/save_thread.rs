@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,6 +24,9 @@ use crate::migration::recovering::{self, Recovered, Rejoining};
 use crate::migration::source::{self, Departing, End};
 use crate::snapshot::parts::{SavedParts, Shared, UnderWay};
 use crate::snapshot::saving::{HowToPause, NewFiles, save};
+
+/// Interval between two looks whether a guest that is paused in doubt was ended.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A client's request to save.
 pub struct SaveJob {
@@ -213,15 +216,31 @@ impl Drop for SavingThread {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::warn!("the thread that saves the VM panicked");
         }
-        // The devices' threads could not end before. Disks that were given up do nothing.
+        // What waits in the rings of its devices may be the target's to do.
         if self.shared.doubt.lock().take().is_some() {
-            self.second_level.resume().unwrap_or_else(|error| tracing::warn!("{error}"));
+            self.second_level.end_devices();
         }
     }
 }
 
+/// The next job; `None` at the end. Meanwhile the devices of a guest that was ended in doubt end.
+fn next(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) -> Option<SaveJob> {
+    loop {
+        match &*shared.doubt.lock() {
+            Some(_) => parts.end_devices_if_stopped(),
+            None => break,
+        }
+        match queue.recv_timeout(LOOK_EVERY) {
+            Ok(job) => return Some(job),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
+    }
+    queue.recv().ok()
+}
+
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
-    for SaveJob { connection, replies, to, files } in queue {
+    while let Some(SaveJob { connection, replies, to, files }) = next(queue, parts, shared) {
         *shared.under_way.lock() = Some(to.work());
         shared.uncancel();
         shared.set_replaced(false);

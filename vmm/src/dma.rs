@@ -36,7 +36,7 @@ impl DeviceMemory {
     }
 
     /// Waits until the VM is not paused, and delays a pause until the access is dropped. Hold it for one request at
-    /// most, and never take it on a vCPU's thread.
+    /// most, and never take it on a vCPU's thread. Where the VM is gone, the calling thread ends ([`Gate::enter`]).
     pub fn access(&self) -> Access<'_> {
         Access { _inside: self.gate.enter(), view: self.memory.view() }
     }

@@ -174,11 +174,11 @@ impl Machine {
         if is_held {
             machine.hold()?;
         }
-        // The devices' threads could not end behind a closed gate.
+        // The devices' threads could not end behind a closed gate, and what they would do is the other host's.
         let ran = machine.run(config, vcpus, &msrs, sandbox.as_ref());
         ran.inspect_err(|_| {
             if is_held {
-                machine.memory.gate().open()
+                machine.memory.gate().end()
             }
         })?;
         machine.bus.look();

@@ -194,8 +194,7 @@ fn a_running_that_is_lost_leaves_the_disk_to_the_target_and_the_source_cannot_be
     scratch.refuses(&["vm", "vm.sock", "resume"], 2, &["cannot resume the VM: cannot lock disk disk.img"]);
     assert_eq!(status(&scratch)["state"], "paused");
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
-    // A line says that its disk was not stopped: it was behind a closed gate to the end.
-    assert_eq!(source.end().0, Some(0));
+    assert_eq!(source.end(), (Some(0), String::new()), "its disk is stopped");
     let (code, said) = target.end();
     assert_eq!(code, Some(0), "{said}");
     is_whole(&scratch, "target.json");

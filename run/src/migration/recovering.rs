@@ -11,9 +11,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use wideleaf_control::vm::MigratedView;
-use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::manager::RestAnswer;
-use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::sys::random;
 
 use super::POST_COPY_SILENCE_MAX;
@@ -30,14 +28,10 @@ use crate::snapshot::parts::{SavedParts, Shared, has_gone};
 /// Time without a byte after which the target counts as gone, before it has said that it goes on.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Ends the guest here, and exchanges the figures with the target.
-pub fn leave(departed: &Departed, parts: &SavedParts, to: &str, wire: &Wire) -> MigratedView {
+/// Exchanges the figures with the target of a guest that has ended here.
+pub fn leave(departed: &Departed, to: &str, wire: &Wire) -> MigratedView {
     let arrived = wire.exchange(&departed.left);
     let Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms } = departed.left;
-    // Devices have their gate open again, so that their threads end. No vCPU enters the guest.
-    if let Err(error) = parts.second_level.resume() {
-        tracing::warn!("the devices of a VM that has left: {error}");
-    }
     MigratedView {
         to: to.to_owned(),
         sent_bytes: departed.sent_bytes,
@@ -109,7 +103,10 @@ pub fn recover(parts: &SavedParts, mut kept: Kept, job: Rejoining, shared: &Shar
     kept.turn = kept.turn.after(AtSource::Rejoined);
     // Pages must not move while they are read.
     let _resting = parts.session.upgrade().and_then(|session| session.ask_to_rest()).map(RestAnswer::wait);
-    let follows = || !shared.is_replaced();
+    let follows = || {
+        parts.end_devices_if_stopped();
+        !shared.is_replaced()
+    };
     let limit = || Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &follows };
     let sink = Sink { sender: &wire.sender, limit: &limit, huge: &kept.huge };
     let mut serving = Serving::new(&parts.ram, &sink, kept.missing);
@@ -120,9 +117,8 @@ pub fn recover(parts: &SavedParts, mut kept: Kept, job: Rejoining, shared: &Shar
     let why = served.err().map(|lost| wire.why(lost, shared)).unwrap_or_default();
     match kept.turn.guest() {
         Guest::Ended => {
-            // From now on no vCPU enters the guest, whatever is resumed.
-            parts.control.stop(GuestExit::Stopped);
-            Recovered::Left(leave(&kept.departed, parts, &to, &wire))
+            parts.end_guest();
+            Recovered::Left(leave(&kept.departed, &to, &wire))
         }
         Guest::Here | Guest::Waits => Recovered::Lost(Doubt { why: broken(&to, &why), kept: Some(kept) }),
     }

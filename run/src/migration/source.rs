@@ -13,7 +13,6 @@ use wideleaf_memory::manager::RestAnswer;
 use wideleaf_memory::save::{BeyondBound, LastPages, LeftPages, SaveError, SaveLimits, SaveReport, Saver, page_sizes};
 use wideleaf_memory::{BackingKind, SecondLevel as _};
 use wideleaf_policies::{Bytes, PageSize, WindowIndex};
-use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::devices::virtio::block::DiskError;
 
 use super::address::Passed;
@@ -106,7 +105,10 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
         accesses,
         shared,
         keep_on: &keep_on,
-        follows: &|| !shared.is_replaced(),
+        follows: &|| {
+            parts.end_devices_if_stopped();
+            !shared.is_replaced()
+        },
         wire: Wire::new(ends),
         id: new_id().map_err(|error| cannot(&format!("no random number for its name: {error}")))?,
         began: Instant::now(),
@@ -262,8 +264,7 @@ impl Departure<'_> {
             }
             Guest::Waits => Ok(Switched { turn, downtime, why, no_disks, missing }),
             Guest::Ended => {
-                // From now on no vCPU enters the guest, whatever is resumed.
-                parts.control.stop(GuestExit::Stopped);
+                parts.end_guest();
                 Ok(Switched { turn, downtime, why, no_disks, missing: None })
             }
         }
@@ -411,7 +412,7 @@ impl Departure<'_> {
             let kept = switched.missing.map(|missing| Kept { turn: switched.turn, departed, missing, huge });
             return End::InDoubt(Doubt { why, kept });
         }
-        End::Left(leave(&departed, self.parts, self.to, &self.wire))
+        End::Left(leave(&departed, self.to, &self.wire))
     }
 
     fn reason(&self, lost: Lost) -> String {

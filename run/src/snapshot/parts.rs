@@ -11,6 +11,7 @@ use wideleaf_control::vm::{MigratedView, SavingView};
 use wideleaf_memory::save::SaveProgress;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::PageSize;
+use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 use wideleaf_vmm::machine::MachineSaver;
@@ -55,6 +56,20 @@ impl SavedParts {
     /// Whether some RAM of the guest has not come yet: it cannot be saved.
     pub(crate) fn is_filling(&self) -> bool {
         self.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) || (self.is_arriving)()
+    }
+
+    /// Ends a guest that is paused here and has left: no vCPU enters it, whatever is resumed, and what waits in the
+    /// rings of its devices is the other side's to do.
+    pub(crate) fn end_guest(&self) {
+        self.second_level.end_devices();
+        self.control.stop(GuestExit::Stopped);
+    }
+
+    /// Ends the devices of a guest that was ended while a migration keeps it paused: their threads wait at the gate.
+    pub(crate) fn end_devices_if_stopped(&self) {
+        if self.control.is_stopping() {
+            self.second_level.end_devices();
+        }
     }
 }
 

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   open ── close ─▶ closed ── drain ─▶ devices pass, to finish what they began ── drained ─▶ closed ── open ─▶ open
+//!                       └──── end ────▶ ended: the VM is gone, and a device's thread that comes here ends
 //! ```
 
+use std::panic::resume_unwind;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -15,12 +17,18 @@ struct State {
     closings: usize,
     /// Whether devices pass although the gate is closed, once.
     is_drained: bool,
+    /// Whether no device passes any more.
+    has_ended: bool,
 }
 
 impl State {
     fn is_shut(&self) -> bool {
         // A second closing is another thread's, which did not ask for the devices' work.
         self.closings > 1 || self.closings == 1 && !self.is_drained
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closings > 0 && !self.has_ended
     }
 }
 
@@ -36,14 +44,28 @@ pub struct Gate {
 pub struct Inside<'a>(&'a Gate);
 
 impl Gate {
-    /// Enters the gate; waits while it is closed.
+    /// Enters the gate; waits while it is closed. Where the gate has ended, the calling thread ends instead: it unwinds
+    /// without a message, because what its device would do now is another VM's to do.
     pub fn enter(&self) -> Inside<'_> {
         let mut state = self.lock();
-        while state.is_shut() {
+        while state.is_shut() && !state.has_ended {
             self.changed.wait(&mut state);
+        }
+        if state.has_ended {
+            drop(state);
+            resume_unwind(Box::new("the gate of guest RAM has ended"));
         }
         state.inside += 1;
         Inside(self)
+    }
+
+    /// Ends a gate that the caller has closed: the VM is gone, or continues elsewhere. No device passes any more, and
+    /// the threads that wait here end.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        debug_assert!(state.closings > 0, "the gate is not closed");
+        state.has_ended = true;
+        self.changed.notify_all();
     }
 
     /// Closes the gate and waits, for at most `at_most`, until no device is inside. Returns whether that succeeded;
@@ -94,11 +116,12 @@ impl Gate {
         state.inside == 0
     }
 
-    /// Waits while it is closed, for at most `at_most`. Returns whether it is open now.
+    /// Waits while it is closed, for at most `at_most`. Returns whether no thread waits in it now: it is open, or has
+    /// ended.
     pub fn is_open_within(&self, at_most: Duration) -> bool {
         let mut state = self.lock();
-        self.changed.wait_while_for(&mut state, |state| state.closings > 0, at_most);
-        state.closings == 0
+        self.changed.wait_while_for(&mut state, |state| state.is_closed(), at_most);
+        !state.is_closed()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -167,6 +190,26 @@ mod tests {
             gate.open();
         });
         assert!(gate.drained(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_thread_that_waits_at_a_gate_or_comes_to_it_ends_there_once_the_gate_has_ended() {
+        let (gate, came_in) = (Gate::default(), AtomicBool::new(false));
+        assert!(gate.close(Duration::ZERO) && !gate.is_open_within(Duration::ZERO));
+        let pass = || {
+            let _inside = gate.enter();
+            came_in.store(true, Ordering::SeqCst);
+        };
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(pass);
+            std::thread::sleep(Duration::from_millis(5));
+            gate.end();
+            assert!(waits.join().is_err());
+            assert!(scope.spawn(pass).join().is_err(), "one that comes later");
+        });
+        assert!(!came_in.load(Ordering::SeqCst) && gate.is_open_within(Duration::ZERO), "no thread waits in it");
+        gate.open();
+        std::thread::scope(|scope| assert!(scope.spawn(pass).join().is_err(), "it stays so"));
     }
 
     #[test]

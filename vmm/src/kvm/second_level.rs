@@ -68,6 +68,12 @@ impl KvmSecondLevel {
         self.vm.slots().into_iter().find(|slot| slot.id == id).ok_or(SecondLevelError::NoSuchSlot(id))
     }
 
+    /// Ends the devices of a VM that the caller has paused, and that never goes on here: none does anything more, and
+    /// their threads can end. The vCPUs stay paused.
+    pub fn end_devices(&self) {
+        self.devices.gate().end();
+    }
+
     /// A slot's log with the bits of the devices, which are cleared.
     fn with_devices(&self, slot: Slot, mut log: Vec<u64>) -> Vec<u64> {
         let of_devices = self.devices.memory().take_device_log(slot.range);
