@@ -4,6 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
+use crate::migration::{client, end, target_with};
 use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_testing::has_kvm;
@@ -255,6 +256,28 @@ fn a_requested_reset_waits_while_the_vm_is_paused_and_a_vm_without_restarts_refu
     scratch.refuses(&["vm", "vm.sock", "reset"], 2, &["a reset ends this VM", "--on-reset restart"]);
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
     assert_eq!(run.end().0, Some(0));
+}
+
+#[test]
+fn a_guest_that_resets_itself_ends_its_migration_and_boots_again() {
+    if !has_kvm() {
+        return;
+    }
+    let mut guest = Rebooter::start(&["--policy=never"]);
+    guest.shows(BOOTED);
+    let (target, place) = target_with(&guest.scratch, "unix:move.sock", &[]);
+    // Two seconds a window, of which the guest has written eight.
+    let client = client(&guest.scratch, &place, &["--bytes-per-second=1M", "--pause=60s"]);
+    while guest.vm(&["status"])["saving"]["done_bytes"].as_u64().is_none_or(|bytes| bytes == 0) {
+        std::thread::yield_now();
+    }
+    guest.press(b'r');
+    let (code, _, why) = end(client);
+    let said = "cannot migrate the VM to unix:move.sock: its guest resets its machine; try again";
+    assert!(code == Some(4) && why.contains(said), "{code:?}: {why}");
+    guest.shows(BOOTED);
+    assert_eq!(target.end().0, Some(4));
+    assert_eq!(guest.ends()["resets"], 1);
 }
 
 #[test]

@@ -93,7 +93,7 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
     let cannot = |why: &str| format!("cannot migrate the VM to {to}: {why}");
     job.post_copy.map_or(Ok(()), |_| check_post_copy(&parts.spec)).map_err(|why| cannot(&why))?;
     let Passed { ends, client } = Passed::of(job.files).map_err(cannot)?;
-    let keep_on = || !shared.is_ending() && !has_gone(&client);
+    let keep_on = || !shared.is_ending() && !has_gone(&client) && parts.why_over().is_none();
     let session = parts.session.upgrade().ok_or_else(|| cannot("it has ended"))?;
     let accesses = SavedAccesses::of(session.live().as_deref());
     // Until the end of this function.
@@ -318,7 +318,7 @@ impl Departure<'_> {
         *turn = turn.after(AtSource::AllSent);
         self.expect(Kind::Ready, serving, &limit).map_err(lost)?;
         if !(self.keep_on)() {
-            return Err(Lost::Cancelled.to_string());
+            return Err(self.reason(Lost::Cancelled));
         }
         *turn = turn.after(AtSource::Ready);
         // From here on nothing cancels it: the target decides.
@@ -416,15 +416,19 @@ impl Departure<'_> {
     }
 
     fn reason(&self, lost: Lost) -> String {
-        self.wire.why(lost, self.shared)
+        match (lost, self.parts.why_over()) {
+            (Lost::Cancelled, Some(why)) => why.to_owned(),
+            (lost, _) => self.wire.why(lost, self.shared),
+        }
     }
 
     fn reason_of(&self, error: &SaveError) -> String {
         match error {
             SaveError::Cancelled if (self.keep_on)() => self.reason(Lost::Closed),
             SaveError::Cancelled if self.shared.is_ending() => "it ends".to_owned(),
-            SaveError::Cancelled => Lost::Cancelled.to_string(),
+            SaveError::Cancelled => self.reason(Lost::Cancelled),
             SaveError::Sink { source, .. } => match source.get_ref().and_then(|inner| inner.downcast_ref::<Lost>()) {
+                Some(Lost::Cancelled) => self.reason(Lost::Cancelled),
                 Some(Lost::Late) => self.reason(Lost::Late),
                 Some(Lost::Closed | Lost::Io(_)) => self.reason(Lost::Closed),
                 _ => source.to_string(),

@@ -58,6 +58,15 @@ impl SavedParts {
         self.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) || (self.is_arriving)()
     }
 
+    /// Why a save that was begun cannot succeed any more, if that is so. A guest that has reset its machine waits for the
+    /// end of the save, in which the manager rests.
+    pub(crate) fn why_over(&self) -> Option<&'static str> {
+        if self.control.is_stopping() {
+            return Some("it ends");
+        }
+        self.machine.waits_for_boot().then_some("its guest resets its machine; try again")
+    }
+
     /// Ends a guest that is paused here and has left: no vCPU enters it, whatever is resumed, and what waits in the
     /// rings of its devices is the other side's to do.
     pub(crate) fn end_guest(&self) {

@@ -170,7 +170,7 @@ fn save_ram(
 ) -> Result<(AtPause, SaveReport), String> {
     let progress = |progress: SaveProgress| {
         shared.show(progress);
-        if shared.is_ending() || has_gone(client) {
+        if shared.is_ending() || has_gone(client) || parts.why_over().is_some() {
             shared.cancel();
         }
     };
@@ -198,7 +198,10 @@ fn save_ram(
         has_paused.set(stays?);
         saved.map(|(state, said)| (state, said, paused_at.elapsed()))
     };
-    saver.save(&limits, shared.cancelled(), &progress, at_pause).map_err(|error| format!("cannot save the VM: {error}"))
+    saver.save(&limits, shared.cancelled(), &progress, at_pause).map_err(|error| match parts.why_over() {
+        Some(why) if matches!(error, SaveError::Cancelled) => format!("cannot save the VM: {why}"),
+        _ => format!("cannot save the VM: {error}"),
+    })
 }
 
 /// Waits until the RAM of a restored guest has its content: a window without it cannot be saved.

@@ -12,7 +12,7 @@ use crate::devices::{Bus, PowerButton};
 use crate::dma::DeviceMemory;
 use crate::kvm::Vm;
 use crate::kvm::saved::SavedInterrupts;
-use crate::run_loop::RunControl;
+use crate::run_loop::{RunControl, SaveVcpusError};
 use crate::state::{Entry, MachineState, REST_WAIT_MAX, STATE_VERSION, SaveError, SavedRange, VcpuRecord, kind_name};
 
 /// The means to save a machine. It keeps the VM and its RAM alive.
@@ -76,6 +76,12 @@ impl MachineSaver {
             bus: self.bus.counters(),
             devices,
         })
+    }
+
+    /// Whether the guest has reset its machine and stands still until the manager lets it boot again: it cannot be saved
+    /// before.
+    pub fn waits_for_boot(&self) -> bool {
+        matches!(self.control.may_be_saved(), Err(SaveVcpusError::Resetting))
     }
 
     /// Makes the guest's writes to its disks durable while it runs, so that [`MachineSaver::save_state`] has little
