@@ -234,8 +234,7 @@ impl Departure<'_> {
     /// Pauses the guest, hands it over, and acts on what is then known.
     fn switch(&self, last: LastPages<'_>, pause_max: Duration, sink: &Sink<'_>) -> Result<Switched, String> {
         let parts = self.parts;
-        parts.second_level.pause().map_err(|error| error.to_string())?;
-        let paused_at = Instant::now();
+        let paused_at = parts.second_level.pause_since().map_err(|error| error.to_string())?;
         *self.until.lock() = paused_at.checked_add(pause_max);
         let mut turn = Source::Sending;
         let mut serving = None;

@@ -179,8 +179,7 @@ fn save_ram(
     // While the guest runs, so that little is left for the pause.
     parts.machine.flush_disks().map_err(|error| format!("cannot save the VM: cannot flush its disks: {error}"))?;
     let at_pause = |last: LastPages<'_>| {
-        parts.second_level.pause()?;
-        let paused_at = Instant::now();
+        let paused_at = parts.second_level.pause_since()?;
         // Its disks stay as the snapshot knows them: what is in the rings is for the VM that continues.
         let was_held = parts.pause.is_held();
         if how.stays {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wideleaf_memory::Paging;
 use wideleaf_memory::actuators::giant::SwapLimits;
@@ -66,6 +66,15 @@ impl KvmSecondLevel {
 
     fn slot(&self, id: SlotId) -> Result<Slot, SecondLevelError> {
         self.vm.slots().into_iter().find(|slot| slot.id == id).ok_or(SecondLevelError::NoSuchSlot(id))
+    }
+
+    /// Pauses the VM ([`SecondLevel::pause`]), and returns when the first vCPU was asked to leave the guest: the guest's
+    /// pause begins there.
+    ///
+    /// # Errors
+    /// As for [`SecondLevel::pause`].
+    pub fn pause_since(&self) -> Result<Instant, SecondLevelError> {
+        pause_all(&self.control, self.devices.gate())
     }
 
     /// Ends the devices of a VM that the caller has paused, and that never goes on here: none does anything more, and
@@ -154,7 +163,7 @@ impl SecondLevel for KvmSecondLevel {
     }
 
     fn pause(&self) -> Result<(), SecondLevelError> {
-        pause_all(&self.control, self.devices.gate())
+        self.pause_since().map(drop)
     }
 
     fn resume(&self) -> Result<(), SecondLevelError> {
@@ -169,7 +178,7 @@ impl SecondLevel for KvmSecondLevel {
 }
 
 /// Stops devices and vCPUs. Devices come first, because their transfers take longer and the guest need not stand
-/// still for that.
+/// still for that. Returns when it began to stop the vCPUs.
 ///
 /// ```text
 ///   close the gate ── a transfer does not end ─▶ DeviceBusy, no vCPU was asked
@@ -177,17 +186,20 @@ impl SecondLevel for KvmSecondLevel {
 ///   └ one waits, perhaps for a device: open the gate ─▶ stop the vCPUs ─▶ close the gate, quickly ─▶ done, or
 ///   DeviceBusy
 /// ```
-fn pause_all(control: &RunControl, gate: &Gate) -> Result<(), SecondLevelError> {
+fn pause_all(control: &RunControl, gate: &Gate) -> Result<Instant, SecondLevelError> {
     close(gate, DEVICE_WAIT_RUNNING)?;
+    let since = Instant::now();
     if control.pause_within(VCPU_WAIT_AT_GATE).is_ok() {
-        return Ok(());
+        return Ok(since);
     }
     gate.open();
     control.pause()?;
     close(gate, DEVICE_WAIT_STOPPED).or_else(|busy| {
         control.resume()?;
         Err(busy)
-    })
+    })?;
+    // Since the first attempt: the vCPUs that had left the guest went on for a moment only.
+    Ok(since)
 }
 
 fn close(gate: &Gate, at_most: Duration) -> Result<(), SecondLevelError> {
@@ -265,6 +277,20 @@ mod tests {
             pause_all(&control, &gate).unwrap();
         });
         assert!(!gate.is_open_within(Duration::ZERO) && is_pause_wanted(&control));
+    }
+
+    #[test]
+    fn a_pause_counts_from_before_the_last_vcpu_has_left_the_guest() {
+        let (control, gate) = (control(1), Gate::default());
+        std::thread::scope(|scope| {
+            let pausing = scope.spawn(|| pause_all(&control, &gate).unwrap());
+            while !is_pause_wanted(&control) {
+                std::thread::yield_now();
+            }
+            let leaves = Instant::now();
+            set_state(&control, 0, VcpuState::Paused);
+            assert!(pausing.join().unwrap() <= leaves);
+        });
     }
 
     /// A VM of 4 MiB in memslots of half of it, and the access to it.
