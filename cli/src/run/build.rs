@@ -14,6 +14,7 @@ use wideleaf_run::numa::check_same_cells;
 use wideleaf_run::snapshot;
 use wideleaf_run::spec::numa::{NumaArg, NumaSpec};
 use wideleaf_run::spec::{Console, DeviceSpec, RunSpec, SandboxSpec, Workload};
+use wideleaf_run::text::clean;
 use wideleaf_vmm::run_loop::OnReset;
 
 use super::args::{BackingArg, OnResetArg, PrefetchArg, RestorePagesArg, RunArgs};
@@ -110,9 +111,25 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
 /// [`Failure`] for a folder that is no snapshot, and for arguments that contradict each other.
 pub(super) fn restored_spec(args: &RunArgs, folder: &Path, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
     let saved = snapshot::saved_spec(folder)?;
-    let devices = DeviceSpec::from(&args.devices);
-    let devices = if devices.is_empty() { saved.devices.clone() } else { devices };
+    let mut devices = DeviceSpec::from(&args.devices);
+    if devices.is_empty() {
+        devices = saved.devices.clone();
+        // Not where the options are only printed.
+        if let Some(files) = files_of(&devices).filter(|_| args.effective.is_none()) {
+            let hint = "name the devices of a snapshot from elsewhere";
+            say(format_args!("wideleaf: the VM gets what its snapshot names: {files}; {hint}"));
+        }
+    }
     continued_spec(args, RunSpec { devices, restore: Some(folder.to_owned()), ..saved }, policy)
+}
+
+/// Files and interfaces of the host that devices are about; `None` if there are none.
+fn files_of(devices: &DeviceSpec) -> Option<String> {
+    let disks = devices.disks.iter().map(|disk| format!("disk {}", disk.path.display()));
+    let taps = devices.cards.iter().map(|card| format!("tap {}", card.tap));
+    let sockets = devices.vsock.iter().map(|vsock| format!("socket {}", vsock.socket.display()));
+    let all: Vec<String> = disks.chain(taps).chain(sockets).map(|name| clean(&name)).collect();
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// Specification of the run that continues a VM of another run: that one's, with what these arguments say about this

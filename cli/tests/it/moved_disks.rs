@@ -99,13 +99,17 @@ fn a_vm_that_is_saved_and_stopped_leaves_its_disk_as_the_snapshot_knows_it() {
     }
     let scratch = new_scratch();
     let mut run = source(&scratch);
+    let mut says = String::new();
     for _ in 0..5 {
         scratch.wideleaf(&["vm", "vm.sock", "snapshot", "saved", "--stop", "--pause=60s"]).assert().success();
-        assert_eq!(run.end(), (Some(0), String::new()));
+        assert_eq!(run.end(), (Some(0), says));
         // It is refused if the disk was written after the snapshot.
         run = started(&scratch, &["--restore=saved"]);
+        says = "wideleaf: the VM gets what its snapshot names: disk disk.img; name the devices of a snapshot from \
+                elsewhere\n"
+            .to_owned();
     }
-    assert_eq!(run.end(), (Some(0), String::new()));
+    assert_eq!(run.end(), (Some(0), says));
     is_whole(&scratch, "source.json");
 }
 
