@@ -44,8 +44,8 @@ Examples:
     wideleaf vm /run/vm.sock windows
     wideleaf vm /run/vm.sock explain
 
-  Save it while it runs, and continue it from there, here or on another host, with a CPU of the same vendor that has
-  all features that the guest sees:
+  Save it while it runs, and continue it from there, here or on another host with a CPU of the
+  same vendor that has all features that the guest sees:
     wideleaf vm /run/vm.sock snapshot /srv/snapshots/monday
     wideleaf run --restore /srv/snapshots/monday
 
