@@ -88,9 +88,9 @@ pub struct Hello {
 /// Figures of the target, once its guest runs.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Arrived {
-    /// Target's RAM in pages of 2 MiB and more at the switch, in bytes.
+    /// Target's RAM in pages of 2 MiB and more at the switch, in bytes; once all of it was there, if pages came after.
     pub huge_bytes: u64,
-    /// Target's RAM in base pages at the switch, in bytes.
+    /// The same in base pages.
     pub base_bytes: u64,
     /// Pages that came after the switch, if some did.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -82,6 +82,8 @@ fn a_guest_that_pre_copy_cannot_move_moves_by_post_copy_onto_huge_pages_and_lose
     assert!(followed["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{said}");
     assert_eq!(&after["arrived"]["post_copy"]["missing_bytes"], &followed["missing_bytes"]);
     assert_eq!(after["arrived"]["source"]["downtime_ms"], said["downtime_ms"]);
+    let (before_it_ran, in_all) = (&after["arrived"]["received_bytes"], &said["sent_bytes"]);
+    assert!(before_it_ran.as_u64() < in_all.as_u64(), "what followed is not in it: {before_it_ran} of {in_all}");
     let mut left = scratch.names();
     left.sort();
     assert_eq!(left, ["source.json", "target.json"], "all sockets are removed");

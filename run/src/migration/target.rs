@@ -231,7 +231,6 @@ impl Incoming {
         if let (Some(client), Some(view)) = (completing.far().take_client(), completing.view()) {
             client(Ok(view));
         }
-        self.lock().report.received_bytes = completing.far().received();
         if let Err(lost) = told {
             tracing::warn!("the source at {} of the VM that runs here now: {lost}", self.from);
         }
@@ -284,7 +283,6 @@ impl Incoming {
         let view = completing.end();
         let link = &mut *self.lock();
         link.report.post_copy = view.or(link.report.post_copy.take());
-        link.report.received_bytes = link.report.received_bytes.max(completing.far().received());
         if link.turn != Target::RunsPartly {
             return;
         }
@@ -294,9 +292,10 @@ impl Incoming {
         }
         link.turn = link.turn.after(AtTarget::AllHere);
         let limit = Limit { silence: Duration::from_secs(1), until: None, keep_on: &|| true };
-        let post_copy = link.report.post_copy.clone();
+        // RAM is about to go: what was on large pages is known of the switch alone.
+        let ArrivedReport { huge_bytes, base_bytes, post_copy, .. } = link.report.clone();
         let told = self.send(Kind::Complete, &[], &limit);
-        let told = told.and_then(|()| self.send_figures(&Arrived { post_copy, ..Arrived::default() }, &limit));
+        let told = told.and_then(|()| self.send_figures(&Arrived { huge_bytes, base_bytes, post_copy }, &limit));
         if let Err(lost) = told {
             tracing::warn!("the source at {} of the VM that has ended: {lost}", self.from);
         }
@@ -342,6 +341,10 @@ impl Incoming {
         guest.release().map_err(|error| Failure::Host(format!("cannot let the VM run: {error}")))?;
         link.turn = link.turn.after(event);
         link.report.seconds = self.began.elapsed().as_secs_f64();
+        link.report.received_bytes = match (completing, &link.receiver) {
+            (Some(completing), _) => completing.far().received(),
+            (None, receiver) => receiver.as_ref().map_or(0, Receiver::received),
+        };
         self.exchange(link, counters, interrupts);
         completing.into_iter().for_each(|completing| completing.runs());
         Ok(())
@@ -361,7 +364,6 @@ impl Incoming {
             let mut content = Vec::new();
             receiver.expect(Kind::Left, &mut content, &limit)?;
             link.report.source = serde_json::from_slice(&content).ok();
-            link.report.received_bytes = receiver.received();
             Ok(())
         });
         if let Err(lost) = told {

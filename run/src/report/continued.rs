@@ -75,7 +75,7 @@ pub struct Left {
 pub struct ArrivedReport {
     /// Address of the source.
     pub from: String,
-    /// Bytes that came over the connection.
+    /// Bytes that came until the guest ran here. What came after is in `post_copy`, as for the figures below.
     pub received_bytes: u64,
     /// Number of pages of 4 KiB with content that came, those that came again too.
     pub pages: u64,
