@@ -260,10 +260,6 @@ impl Book {
     }
 
     /// Sets whether this window is to be checked again.
-    pub(crate) fn is_due(&self, window: WindowIndex) -> bool {
-        self.windows.get(&window).is_some_and(|pages| pages.is_due)
-    }
-
     pub(crate) fn set_due(&mut self, window: WindowIndex, is_due: bool) {
         if let Some(pages) = self.windows.get_mut(&window) {
             pages.is_due = is_due;

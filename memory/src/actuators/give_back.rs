@@ -70,8 +70,9 @@ impl GiveBack {
             }
         }
         touched.sort_unstable();
-        touched.dedup();
-        touched.into_iter().for_each(|window| self.look_at(window, PageSet::default()));
+        for of_window in touched.chunk_by(|one, other| one == other) {
+            self.look_at(of_window[0], PageSet::default(), of_window.len() as u64);
+        }
     }
 
     /// The balloon had these pages in a snapshot, and has them again. Nothing is released now: RAM may still be filled.
@@ -105,17 +106,19 @@ impl GiveBack {
 
     /// The guest does not use this memory now, but may do so as soon as this returns.
     pub fn report(&self, range: GpaRange) {
-        let first = WindowIndex::containing(range.start());
         let mut in_ram = 0;
+        // The windows with a part of it.
+        let (start, end) = (range.start().align_down(PageSize::Huge2M), range.end());
+        let end = end.checked_align_up(PageSize::Huge2M).unwrap_or(end);
+        let windows = GpaRange::new(start, end - start).unwrap_or(range);
         // By ranges of RAM: a report, however long, covers no more windows than those.
-        for ram in self.ram.ranges() {
-            let windows = ram.gpa.windows().skip_while(|window| *window < first);
-            for window in windows.take_while(|window| window.start() < range.end()) {
+        for ram in self.ram.ranges().iter().filter_map(|ram| ram.part(windows)) {
+            for window in ram.gpa.windows() {
                 let offered = PageSet::of_range(window, range);
                 in_ram += u64::from(offered.len());
                 if !offered.is_empty() {
                     self.ram.given_back().book().counters().reported += u64::from(offered.len());
-                    self.look_at(window, offered);
+                    self.look_at(window, offered, offered.len().into());
                 }
             }
         }
@@ -124,17 +127,20 @@ impl GiveBack {
     }
 
     /// Checks up to `most` windows again, from `from` on: those that were claimed by another part and, while the host
-    /// is short, those with kept pages. Returns the window to continue with; `None`: the first.
+    /// is short, those with kept pages, if any may go then. Returns the window to continue with; `None`: the first.
     pub fn look_again(&self, from: WindowIndex, most: usize) -> Option<WindowIndex> {
         let given_back = self.ram.given_back();
-        let windows = given_back.book().to_look_at(from, given_back.is_short(), most);
-        windows.iter().for_each(|window| self.look_at(*window, PageSet::default()));
+        // Other memory is not split: its kept pages stay.
+        let can_split = self.ram.backing().kind() == BackingKind::Anon || self.ram.frames_service().is_some();
+        let windows = given_back.book().to_look_at(from, can_split && given_back.is_short(), most);
+        windows.iter().for_each(|window| self.look_at(*window, PageSet::default(), 0));
         let last = windows.last().filter(|_| windows.len() == most)?;
         Some(WindowIndex::new(last.get() + 1))
     }
 
-    /// Decides on one window, and acts. The pages of `offered` are reported, and free until this returns.
-    fn look_at(&self, window: WindowIndex, offered: PageSet) {
+    /// Decides on one window, and acts. The pages of `offered` are reported, and free until this returns. `new`: the
+    /// number of pages that the guest gave just now, offered or inflated.
+    fn look_at(&self, window: WindowIndex, offered: PageSet, new: u64) {
         let given_back = self.ram.given_back();
         let Some(range) = self.window_of(window.start()) else { return };
         let claim = self.ram.claims().window_in_place(window);
@@ -142,29 +148,22 @@ impl GiveBack {
         let mut book = given_back.book();
         match &claim {
             Ok(_) => {}
-            // Due once it is on pages of its own; until then it counts as kept once.
-            Err(Claimed::OnGiantPage) if book.is_due(window) => return,
-            Err(Claimed::OnGiantPage) => return self.keep(&mut book, window, offered, true),
+            // Due once it is on pages of its own.
+            Err(Claimed::OnGiantPage) => return keep(&mut book, window, new, true),
             Err(_) => {
                 book.counters().busy += 1;
-                return self.keep(&mut book, window, offered, true);
+                return keep(&mut book, window, new, true);
             }
         }
         match self.decide(&mut book, range, window, offered) {
             Ok(Some(pages)) => book.mark_released(window, pages),
-            Ok(None) => self.keep(&mut book, window, offered, false),
+            Ok(None) => keep(&mut book, window, new, false),
             Err(error) => {
                 tracing::debug!(%window, %error, "memory that a guest gave back stays where it is");
                 book.counters().failed += 1;
-                self.keep(&mut book, window, offered, false);
+                keep(&mut book, window, new, false);
             }
         }
-    }
-
-    fn keep(&self, book: &mut Book, window: WindowIndex, offered: PageSet, is_due: bool) {
-        let kept = book.kept(window).with(offered).len();
-        book.counters().kept += u64::from(kept);
-        book.set_due(window, is_due);
     }
 
     /// The pages to release, or `None` if they are kept.
@@ -218,8 +217,11 @@ impl GiveBack {
         let is_whole = pages.len() == BASE_PAGES_PER_WINDOW;
         let start = range.hva + (window.start() - range.gpa.start());
         if !is_whole && backing != Backing::Unbacked && self.ram.backing().kind() == BackingKind::Anon {
-            // khugepaged fills holes of memory marked for it, by default up to 511 in a window.
-            self.host.advise(start, PageSize::Huge2M.bytes(), Advice::NoHugePage)?;
+            // khugepaged fills holes of memory marked for it, by default up to 511 in a window. Without a mark, at the
+            // limit of mappings, the pages go all the same.
+            if let Err(error) = self.host.advise(start, PageSize::Huge2M.bytes(), Advice::NoHugePage) {
+                tracing::debug!(%window, %error, "khugepaged may fill its holes");
+            }
         }
         for run in pages.ranges(window) {
             let (what, done) = match self.ram.backing().kind() {
@@ -238,4 +240,10 @@ impl GiveBack {
         let is_whole = range.gpa.start() <= start && start + PageSize::Huge2M.bytes() <= range.gpa.end();
         is_whole.then_some(*range)
     }
+}
+
+/// Leaves a window as it is, with `new` further pages that the guest gave.
+fn keep(book: &mut Book, window: WindowIndex, new: u64, is_due: bool) {
+    book.counters().kept += new;
+    book.set_due(window, is_due);
 }

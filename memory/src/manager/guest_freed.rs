@@ -28,10 +28,11 @@ const LOOKED_AT_PER_TICK: usize = 64;
 impl ManagerLoop {
     /// Gives back the memory that may go by now.
     pub(super) fn look_again_at_given_back(&mut self) {
-        if !self.host.is_own() || !self.vms.iter().any(VmState::has_given_back) {
+        if !self.host.is_own() {
             return;
         }
-        let is_short = self.shortage.update(host_memory(&*self.host).ok());
+        let has_given_back = self.vms.iter().any(VmState::has_given_back);
+        let is_short = has_given_back && self.shortage.update(host_memory(&*self.host).ok());
         for vm in &mut self.vms {
             vm.look_again_at_given_back(&self.host, is_short);
         }
@@ -63,11 +64,13 @@ impl VmState {
         self.managed.ram.as_ref().is_some_and(|ram| !ram.given_back().book().is_empty())
     }
 
-    /// `is_short`: whether the host is short of memory.
+    /// `is_short`: whether the host is short of memory. Where nothing is given back, that is asked only after the next
+    /// page is, and no huge page is split before.
     fn look_again_at_given_back(&mut self, host: &Arc<dyn Kernel>, is_short: bool) {
-        let Some(ram) = self.managed.ram.clone().filter(|_| self.has_given_back()) else { return };
-        ram.given_back().set_short(is_short);
-        if !self.may_be_disturbed() {
+        let Some(ram) = self.managed.ram.clone() else { return };
+        let has_given_back = self.has_given_back();
+        ram.given_back().set_short(is_short && has_given_back);
+        if !has_given_back || !self.may_be_disturbed() {
             return;
         }
         if let Ok(give_back) = GiveBack::new(host.clone(), ram) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::host::{Advice, Host};
@@ -384,6 +385,37 @@ fn a_vm_that_panicked_takes_no_budget_from_others() {
     assert_eq!(work.report().panics.len(), 1, "{:?}", work.report().panics);
     assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 0, "it gets no requests");
     assert_eq!(host.huge_windows(), WINDOWS, "all of the second VM, one after the other");
+}
+
+#[test]
+fn a_shortage_is_forgotten_when_nothing_is_given_back_any_more() {
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+    let (host, mapped) = (Arc::<FakeHost>::default(), GuestRam::map(&[ram().gpa], backing).unwrap());
+    let has_available = |kib: u64| {
+        host.set_text("/proc/meminfo", &format!("MemTotal: 1000 kB\nMemAvailable: {kib} kB\n"));
+    };
+    let never = policy::by_name("never").unwrap().with_defaults();
+    let vm = ManagedVm::new(VmId(0), mapped.clone(), None);
+    let mut work = ManagerLoop::new(host.clone(), vec![vm], never, plenty());
+    has_available(10);
+    mapped.given_back().book().inflate(Gpa::new(0));
+    run(&mut work, &host, 1);
+    assert!(mapped.given_back().is_short());
+    has_available(900);
+    mapped.given_back().book().deflate(Gpa::new(0));
+    run(&mut work, &host, 1);
+    assert!(!mapped.given_back().is_short(), "the next page that is given back would split a huge page");
+}
+
+#[test]
+fn given_back_pages_go_although_their_window_cannot_be_marked() {
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+    let (host, mapped) = (Arc::<FakeHost>::default(), GuestRam::map(&[ram().gpa], backing).unwrap());
+    host.make_present(mapped.base(), mib(2), false);
+    host.fail_advice(Advice::NoHugePage, libc::ENOMEM, 1);
+    GiveBack::new(host.clone(), mapped.clone()).unwrap().inflate([Gpa::new(0)]);
+    let counters = mapped.given_back().counters();
+    assert_eq!((counters.released, counters.failed, counters.kept), (1, 0, 0));
 }
 
 /// A policy that needs every expensive sensor.
