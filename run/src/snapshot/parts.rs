@@ -58,8 +58,8 @@ impl SavedParts {
         self.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) || (self.is_arriving)()
     }
 
-    /// Why a save that was begun cannot succeed any more, if that is so. A guest that has reset its machine waits for the
-    /// end of the save, in which the manager rests.
+    /// Why a save that was begun cannot succeed any more, if that is so. A guest that has reset its machine waits for
+    /// the end of the save, in which the manager rests.
     pub(crate) fn why_over(&self) -> Option<&'static str> {
         if self.control.is_stopping() {
             return Some("it ends");

@@ -68,8 +68,8 @@ impl KvmSecondLevel {
         self.vm.slots().into_iter().find(|slot| slot.id == id).ok_or(SecondLevelError::NoSuchSlot(id))
     }
 
-    /// Pauses the VM ([`SecondLevel::pause`]), and returns when the first vCPU was asked to leave the guest: the guest's
-    /// pause begins there.
+    /// Pauses the VM ([`SecondLevel::pause`]), and returns when the first vCPU was asked to leave the guest: the
+    /// guest's pause begins there.
     ///
     /// # Errors
     /// As for [`SecondLevel::pause`].

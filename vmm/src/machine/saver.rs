@@ -78,8 +78,8 @@ impl MachineSaver {
         })
     }
 
-    /// Whether the guest has reset its machine and stands still until the manager lets it boot again: it cannot be saved
-    /// before.
+    /// Whether the guest has reset its machine and stands still until the manager lets it boot again: it cannot be
+    /// saved before.
     pub fn waits_for_boot(&self) -> bool {
         matches!(self.control.may_be_saved(), Err(SaveVcpusError::Resetting))
     }
