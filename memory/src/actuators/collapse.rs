@@ -66,11 +66,26 @@ mod tests {
     use super::*;
     use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::{kib, mib};
-    use wideleaf_policies::{Gpa, GpaRange, Hva};
+    use wideleaf_policies::{Gpa, GpaRange, Hva, Refusal};
+
+    fn window() -> RamRange {
+        RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2)).expect("fits"), hva: Hva::new(1 << 40) }
+    }
+
+    #[test]
+    fn only_the_collapse_itself_can_find_that_the_host_has_no_huge_page() {
+        let found = [Advice::HugePage, Advice::Collapse].map(|advice| {
+            let host = FakeHost::default();
+            host.make_present(window().hva, mib(2), false);
+            host.fail_advice(advice, libc::ENOMEM, 1);
+            collapse_window(&host, window(), WindowIndex::new(0)).result
+        });
+        assert_eq!(found, [Refusal::Other(libc::ENOMEM), Refusal::NoHugePage].map(OutcomeResult::Refused));
+    }
 
     #[test]
     fn pages_that_were_swapped_out_are_no_bloat() {
-        let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2)).expect("fits"), hva: Hva::new(1 << 40) };
+        let range = window();
         let host = FakeHost::default();
         host.make_present(range.hva, mib(1), false);
         host.swap_out(range.hva + mib(1), kib(768));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, Bytes, Hva, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
-use crate::host::{Advice, Host, HostError};
+use crate::host::{Advice, Host, HostError, beside_huge_pages};
 use crate::region::RamRange;
 use crate::sensors::host_backing::window_backing;
 
@@ -84,8 +84,10 @@ impl Reshape {
             return Ok(OutcomeResult::Skipped(Skip::Hole));
         }
         let start = range.hva + (window.start() - range.gpa.start());
-        if host.is_own() {
-            host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
+        if host.is_own()
+            && let Err(error) = host.advise(start, PageSize::Huge2M.bytes(), self.mark)
+        {
+            return Ok(beside_huge_pages((&error).into())); // it may cut a mapping, and asks for no page
         }
         let mut occupied = before.resident;
         if self.to_huge {
