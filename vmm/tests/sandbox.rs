@@ -218,6 +218,12 @@ const FORBIDDEN: &[Attempt] = &[
     ("lock_a_file", lock_a_file, |kind| {
         if matches!(kind, ThreadKind::Save | ThreadKind::Control) { Works } else { Killed("fcntl") }
     }),
+    (
+        "shorten_a_file",
+        // No file, so that none is shortened.
+        || raw(libc::SYS_ftruncate, [-1, 0, 0, 0, 0, 0]),
+        |kind| if matches!(kind, ThreadKind::Manager | ThreadKind::Save) { Refused } else { Killed("ftruncate") },
+    ),
     ("free_much_memory", free_much_memory, |_| Works),
     ("take_random_bytes", || wideleaf_vmm::sys::random::fill(&mut [0; 5000]).is_ok(), |_| Works),
     (
