@@ -50,15 +50,22 @@ impl Built {
         Built { folder }
     }
 
-    fn run(&self, programs: &str, into: &str, epoch: &str) -> Output {
+    fn run(&self, programs: &str, into: &str, epoch: &str, more: &[&str]) -> Output {
         let mut build = Command::new(Path::new(REPOSITORY).join("packaging/build-image"));
-        build.args(["--programs", programs]).arg("--binaries").arg(self.folder.path());
-        build.arg("--output").arg(self.folder.path().join(into)).env("SOURCE_DATE_EPOCH", epoch).output().unwrap()
+        build.args(["--programs", programs]).args(more).arg("--binaries").arg(self.folder.path());
+        // Compression takes longer than everything else together, and does not change the content.
+        build.env("SOURCE_DATE_EPOCH", epoch).env("WIDELEAF_GZIP", "1");
+        build.arg("--output").arg(self.folder.path().join(into)).output().unwrap()
     }
 
     /// Paths of the image and of the SBOM.
     fn image(&self, programs: &str, into: &str, epoch: &str) -> (PathBuf, PathBuf) {
-        let output = self.run(programs, into, epoch);
+        self.named_image(programs, into, epoch, &[])
+    }
+
+    /// The same with more options.
+    fn named_image(&self, programs: &str, into: &str, epoch: &str, more: &[&str]) -> (PathBuf, PathBuf) {
+        let output = self.run(programs, into, epoch, more);
         let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{stderr}");
         let mut paths = stdout.lines().map(PathBuf::from);
@@ -151,6 +158,27 @@ fn two_builds_are_equal_and_another_time_gives_another_image() {
     });
     assert!(first == again, "two builds of the same programs differ");
     assert!(first.0 != later.0 && first.1 != later.1, "the time is in neither");
+}
+
+#[test]
+fn an_image_has_a_tag_and_for_containerd_a_name_with_its_registry() {
+    if !can_run() {
+        return;
+    }
+    let built = Built::new();
+    let version = env!("CARGO_PKG_VERSION");
+    for (into, name, in_docker, in_containerd) in [
+        ("plain", None, "wideleaf", "docker.io/library/wideleaf"),
+        ("port", Some("registry:5000/wideleaf"), "registry:5000/wideleaf", "registry:5000/wideleaf"),
+    ] {
+        let more: Vec<&str> = name.into_iter().flat_map(|name| ["--tag", name]).collect();
+        let (archive, _) = built.named_image("wideleafd", into, "1", &more);
+        let layout = Layout::unpack(&archive, built.folder.path().join(format!("{into}-layout")));
+        let annotations = &layout.json("index.json")["manifests"][0]["annotations"];
+        assert_eq!(annotations["org.opencontainers.image.ref.name"], version);
+        assert_eq!(annotations["io.containerd.image.name"], format!("{in_containerd}:{version}"));
+        assert_eq!(layout.json("manifest.json")[0]["RepoTags"][0], format!("{in_docker}:{version}"));
+    }
 }
 
 /// Names with versions of crates that may be linked into these packages: what is behind normal dependencies, without
@@ -249,7 +277,7 @@ fn missing_or_unknown_programs_are_an_error_and_give_no_image() {
     let built = Built::new();
     for (programs, code, words) in [("wideleafd wideleaf-node", 4, "wideleaf-node is not there"), ("vi", 2, "unknown")]
     {
-        let output = built.run(programs, "out", "1");
+        let output = built.run(programs, "out", "1", &[]);
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), stderr.lines().count()), (Some(code), 1), "{stderr}");
         assert!(stderr.contains(words), "{stderr}");

@@ -103,6 +103,7 @@ fn the_package_is_complete_and_its_programs_run_where_it_is_unpacked() {
     ];
     let package = Package::build("wideleaf", &programs);
     every_file_is_there_with_its_rights(&package);
+    its_files_have_the_time_of_the_last_commit(&package);
     its_control_files_are_well_formed(&package);
     what_is_unpacked_runs(&package);
     lintian_finds_nothing(&package);
@@ -139,6 +140,22 @@ fn every_file_is_there_with_its_rights(package: &Package) {
     }
     let writable_by_others = contents.iter().find(|(_, rights)| rights.as_bytes()[8] == b'w' || rights.contains('s'));
     assert_eq!(writable_by_others, None);
+}
+
+/// None is younger than the last commit, so that the same programs give the same package at any time.
+fn its_files_have_the_time_of_the_last_commit(package: &Package) {
+    let mut git = Command::new("git");
+    let Ok(latest) = git.args(["log", "-1", "--format=%ct"]).current_dir(REPOSITORY).output() else { return };
+    let Ok(latest) = String::from_utf8(latest.stdout).unwrap().trim().parse::<u64>() else { return };
+    let tar = Command::new("dpkg-deb").arg("--fsys-tarfile").arg(&package.file).output().unwrap().stdout;
+    let archive = package.folder.path().join("files.tar");
+    fs::write(&archive, tar).unwrap();
+    let root = package.folder.path().join("files");
+    fs::create_dir(&root).unwrap();
+    output(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&root));
+    let program = fs::metadata(root.join("usr/bin/wideleafd")).unwrap();
+    let written = program.modified().unwrap().duration_since(std::time::UNIX_EPOCH).unwrap();
+    assert!(written.as_secs() <= latest, "{} after it", written.as_secs() - latest);
 }
 
 fn its_control_files_are_well_formed(package: &Package) {
