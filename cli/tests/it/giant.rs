@@ -79,7 +79,7 @@ fn a_run_for_giant_pages_without_a_page_gives_the_reason_first() {
 }
 
 fn endless(scratch: &Scratch, more: &[&str]) -> Running {
-    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=600", "--policy=giant"];
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=60", "--policy=giant"];
     Running::start(scratch, &[&arguments[..], more].concat())
 }
 
@@ -114,6 +114,16 @@ fn report_of(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
+/// Whether the kernel had no room for a page after all, by these counts of a report. Other tests run beside, and may have
+/// taken what there was when it was tried.
+fn had_no_room(counts: &Value, names: &[&str]) -> bool {
+    let had_none = names.iter().any(|name| counts[name].as_u64() > Some(0));
+    if had_none {
+        println!("skipped: the kernel no longer had room for a page of 1 GiB: {counts}");
+    }
+    had_none
+}
+
 #[test]
 fn a_page_is_made_for_a_running_guest_and_the_pool_is_as_before() {
     let Some(pool) = empty_pool() else { return };
@@ -122,6 +132,9 @@ fn a_page_is_made_for_a_running_guest_and_the_pool_is_as_before() {
     let manager = &report["manager"];
     println!("{}", manager["outcomes"]);
     assert_eq!(report["verification"]["passed"], true);
+    if had_no_room(&manager["outcomes"], &["giant_page_not_made.no_room", "giant_page_not_made.not_mapped"]) {
+        return pool.assert_given_back();
+    }
     assert_eq!(manager["outcomes"]["giant_page.made"], 1, "{manager}");
     assert_eq!(manager["outcomes"]["giant_promote.done"], 1, "{manager}");
     assert_eq!(manager["samples"].as_array().unwrap().last().unwrap()["host_1g_bytes"], GIANT_BYTES, "{manager}");
@@ -143,6 +156,9 @@ fn at_fault_starts_a_guest_on_a_page_that_is_made_for_it() {
     let report = report_of(&[&arguments[..], &["--make-giant-pages=1"]].concat());
     let region = at_first_touch(&report);
     assert_eq!(report["verification"]["passed"], true);
+    if had_no_room(&region["refused"], &["giant_not_made"]) {
+        return pool.assert_given_back();
+    }
     assert_eq!((&region["pages_1g_at_first"], &region["now"]["pages_1g"]), (&1.into(), &1.into()), "{region}");
     assert_eq!(report["ram_at_end"]["host_1g_bytes"], GIANT_BYTES, "{}", report["ram_at_end"]);
     assert_eq!(report["manager"]["unanswered"].as_array().map(Vec::len), Some(0), "{}", report["manager"]);

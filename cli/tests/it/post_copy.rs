@@ -5,23 +5,25 @@
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Child;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, sleep};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
-use crate::migration::{GO, PAGES, client, end, forward, goes_on, has_lost_nothing, report, started, status};
+use crate::migration::{
+    AMONG_QUESTIONS, GO, PAGES, RUNNING, client, end, forward, goes_on, has_lost_nothing, report, started, status,
+};
 use crate::program::new_scratch;
 
 /// Kinds of messages (`run/src/migration/frames.rs`).
 const MISSING: u32 = 6;
 const COMPLETE: u32 = 22;
 
-/// Two vCPUs that write and check 8 MiB again and again, for longer than a migration after one round, of 4 s, needs.
+/// Two vCPUs that write and check 8 MiB again and again, for longer than a migration after one round, of 2 s, needs.
 pub fn source(scratch: &Scratch) -> Running {
-    source_for(scratch, 25)
+    source_for(scratch, 14)
 }
 
 /// The same for this time.
@@ -35,14 +37,14 @@ fn target(scratch: &Scratch) -> Running {
     let arguments = ["run", "--incoming=unix:move.sock", "--no-daemon", "--format=json", "--output=target.json"];
     let run = Running::start(scratch, &arguments);
     while !scratch.path("move.sock").exists() {
-        std::thread::yield_now();
+        sleep(AMONG_QUESTIONS);
     }
     run
 }
 
-/// A migration that sends a page in 2 ms: what the guest writes in a round needs 4 s, and the pause has 2 s for it.
+/// A migration that sends a page in 1 ms: what the guest writes in a round needs 2 s, and the pause has 1.5 s for it.
 pub fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
-    client(scratch, to, &[&["--pause=4s", "--bytes-per-second=2M"], more].concat())
+    client(scratch, to, &[&["--pause=3s", "--bytes-per-second=4M"], more].concat())
 }
 
 /// The target says where it waited, and nothing else.
@@ -56,8 +58,8 @@ fn a_guest_that_pre_copy_cannot_move_moves_by_post_copy_onto_huge_pages_and_lose
         return;
     }
     let scratch = new_scratch();
-    // Pre-copy gives up after four rounds of 4 s, and so do the rounds before post-copy.
-    let source = source_for(&scratch, 75);
+    // Pre-copy gives up after four rounds of 2 s, and so do the rounds before post-copy.
+    let source = source_for(&scratch, 42);
     let refused = target(&scratch);
     let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &[]));
     assert!(code == Some(4) && why.contains("pages that the guest keeps writing"), "{code:?}: {why}");
@@ -111,7 +113,7 @@ fn post_copy_begins_after_the_rounds_that_were_asked_for() {
 pub enum Cut {
     /// It and all later ones are lost.
     At(u32),
-    /// The same for the first pages after `go`.
+    /// The same for the first pages after `go`, once the target has said that the guest runs there.
     AtPagesAfterGo,
     /// The first pages after `go` wait until the test says so.
     HoldPagesAfterGo,
@@ -135,32 +137,42 @@ pub fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
     let thread = std::thread::spawn(move || {
         let source = listener.accept().unwrap().0;
         let target = UnixStream::connect(to).unwrap();
-        let pump = |from: &UnixStream, to: &UnixStream, hold: &dyn Fn()| {
-            let _ = forward_until(cut, from, to, hold);
-            // Both directions end.
-            for end in [from, to] {
-                let _ = end.shutdown(std::net::Shutdown::Both);
-            }
+        let pump = |from: &UnixStream, to: &UnixStream, sees: &dyn Fn()| {
+            let _ = forward_until(cut, from, to, sees);
+            // The other direction passes on what it has, and ends too.
+            let _ = to.shutdown(std::net::Shutdown::Both);
         };
+        let ((runs, has_begun), backwards) = (channel(), (&target, &source));
         std::thread::scope(|scope| {
-            scope.spawn(|| pump(&target, &source, &|| ()));
-            pump(&source, &target, &|| {
-                let _ = is_held.send(());
-                let _ = goes_on.recv();
+            scope.spawn(move || {
+                pump(backwards.0, backwards.1, &|| {
+                    let _ = runs.send(());
+                });
+            });
+            pump(&source, &target, &|| match cut {
+                Cut::At(_) => {}
+                Cut::AtPagesAfterGo => {
+                    let _ = has_begun.recv();
+                }
+                Cut::HoldPagesAfterGo => {
+                    let _ = is_held.send(());
+                    let _ = goes_on.recv();
+                }
             });
         });
     });
     Proxy { thread, held, go_on }
 }
 
-/// Passes messages on as `cut` says; calls `hold` before the pages that wait.
-fn forward_until(cut: Cut, from: &UnixStream, to: &UnixStream, hold: &dyn Fn()) -> std::io::Result<()> {
-    let (mut runs, mut was_held) = (false, false);
+/// Passes messages on as `cut` says; calls `sees` before the first pages after `go`, and before the word that the guest
+/// runs.
+fn forward_until(cut: Cut, from: &UnixStream, to: &UnixStream, sees: &dyn Fn()) -> std::io::Result<()> {
+    let (mut runs, mut was_seen) = (false, false);
     forward(from, to, |kind| {
         runs |= kind == GO;
         let comes_after_go = runs && kind == PAGES;
-        if cut == Cut::HoldPagesAfterGo && comes_after_go && !std::mem::replace(&mut was_held, true) {
-            hold();
+        if kind == RUNNING || comes_after_go && !std::mem::replace(&mut was_seen, true) {
+            sees();
         }
         match cut {
             Cut::At(cut) => kind != cut,
@@ -323,7 +335,9 @@ fn what_post_copy_cannot_move_is_refused_before_anything_is_sent() {
     ];
     let source = Running::start(&scratch, &arguments);
     let target = target(&scratch);
-    while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {}
+    while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
+        sleep(AMONG_QUESTIONS);
+    }
     let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &["--postcopy"]));
     assert!(code == Some(4) && why.contains("post-copy needs anonymous RAM"), "{code:?}: {why}");
     assert_eq!(target.end().0, Some(4));

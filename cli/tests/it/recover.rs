@@ -4,6 +4,7 @@
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
+use std::thread::sleep;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -11,14 +12,14 @@ use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
 use crate::migration::{
-    GO, RUNNING, end, goes_on, has_lost_nothing, report, status, status_of, target_with, vm_client,
+    AMONG_QUESTIONS, GO, RUNNING, end, goes_on, has_lost_nothing, report, status, status_of, target_with, vm_client,
 };
 use crate::post_copy::{Cut, PROXY, Proxy, migrate, proxy, source_for};
 use crate::program::new_scratch;
 
-/// A guest that works for longer than a migration after one round, of 4 s, and its recovery need.
+/// A guest that works for longer than a migration after one round, of 2 s, and its recovery need.
 fn source(scratch: &Scratch) -> Running {
-    source_for(scratch, 16)
+    source_for(scratch, 12)
 }
 
 /// Source and target of a migration that lost its connection while pages were missing.
@@ -36,7 +37,7 @@ fn lost(scratch: &Scratch, cut: Cut) -> Lost {
     assert_eq!(code, Some(4), "{why}");
     thread.join().unwrap();
     while status_of(scratch, "vm2.sock")["cut_off"].is_null() {
-        std::thread::yield_now();
+        sleep(AMONG_QUESTIONS);
     }
     Lost { source, target, why }
 }
@@ -61,7 +62,7 @@ fn silent(scratch: &Scratch) -> Silent {
 fn recover_target(scratch: &Scratch, path: &str) -> Child {
     let client = vm_client(scratch, &["vm2.sock", "recover", "--incoming", &format!("unix:{path}")]);
     while !scratch.path(path).exists() {
-        std::thread::yield_now();
+        sleep(AMONG_QUESTIONS);
     }
     client
 }
