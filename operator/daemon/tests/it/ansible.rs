@@ -183,8 +183,9 @@ fn host(prepare: impl FnOnce(&Path)) -> Option<Host> {
     }
 }
 
+/// It takes longest, and is the first of them by its name.
 #[test]
-fn the_role_sets_a_host_up_twice_alike_and_takes_all_of_it_back() {
+fn a_host_is_set_up_by_the_role_twice_alike_and_all_of_it_is_taken_back() {
     let Some(host) = host(|folder| fs::rename(package(folder), folder.join("wideleaf.deb")).unwrap()) else { return };
     let deb = format!("wideleaf_deb={}", host.folder.path().join("wideleaf.deb").display());
     let wanted = ["--extra-vars", deb.as_str(), "--extra-vars", CONFIGURED];
