@@ -45,7 +45,9 @@ impl Recovering {
         let monitor = folder.path().join("second");
         let socket = format!("unix:{},server=on,wait=off", monitor.display());
         let guest = at_work(&["-M", "microvm", "-m", "128M", "-qmp", &socket]);
-        let settings = Settings { policy: policy("greedy"), qmp: Some(guest.qmp()), ..Settings::default() };
+        let mut settings = Settings { policy: policy("greedy"), qmp: Some(guest.qmp()), ..Settings::default() };
+        // On a busy machine a recovery may wait long for a processor.
+        settings.recovery.longest = Duration::from_secs(600);
         let mut attached = Attached::start(guest.process(), settings).unwrap();
         eventually("huge pages", || huge(&attached) >= most());
         attached.set_policy(policy(SLOW)).unwrap();
@@ -56,11 +58,12 @@ impl Recovering {
         tell(&self.monitor, &[command]);
     }
 
-    /// Splits all huge pages while an event is seen.
-    fn is_split_in_the_event(&self) {
+    /// Splits all huge pages while an event is seen. Where that ends by itself, they may be large again before a look.
+    fn is_split_in_the_event(&self, event: &str) {
         eventually("the event is seen", || self.attached.is_in_event());
         split_all(&self.guest);
-        eventually("small pages", || huge(&self.attached) < mib(16).get());
+        let is_over = || recoveries(&self.attached, event).is_some_and(|of| of.done > 0);
+        eventually("small pages", || huge(&self.attached) < mib(16).get() || is_over());
     }
 
     /// Waits for the recovery after `event`, and checks the guest's memory.
@@ -90,7 +93,7 @@ fn a_guest_that_is_resumed_gets_its_large_pages_back() {
     if can_run() {
         let recovering = Recovering::start();
         recovering.tell(json!({ "execute": "stop" }));
-        recovering.is_split_in_the_event();
+        recovering.is_split_in_the_event("stop");
         recovering.tell(json!({ "execute": "cont" }));
         recovering.recovers_from("stop");
     }
@@ -105,7 +108,7 @@ fn a_guest_that_was_migrated_to_a_file_and_goes_on_gets_its_large_pages_back() {
         recovering.tell(json!({ "execute": "migrate-set-parameters", "arguments": fast }));
         recovering.tell(json!({ "execute": "migrate", "arguments": { "uri": "exec:cat>/dev/null" } }));
         // The migration ends with the guest stopped.
-        recovering.is_split_in_the_event();
+        recovering.is_split_in_the_event("migration");
         eventually("the end of the migration", || {
             ask(&recovering.monitor, "query-status", json!({}))["status"] == "postmigrate"
         });
@@ -121,7 +124,7 @@ fn a_guest_gets_its_large_pages_back_after_its_migration_was_cancelled() {
         let slow = json!({ "execute": "migrate-set-parameters", "arguments": { "max-bandwidth": 4096 } });
         recovering.tell(slow);
         recovering.tell(json!({ "execute": "migrate", "arguments": { "uri": "exec:cat>/dev/null" } }));
-        recovering.is_split_in_the_event();
+        recovering.is_split_in_the_event("migration");
         recovering.tell(json!({ "execute": "migrate_cancel" }));
         recovering.recovers_from("migration");
     }
@@ -133,7 +136,7 @@ fn a_guest_gets_its_large_pages_back_after_its_dirty_rate_was_measured() {
         let recovering = Recovering::start();
         let measure = json!({ "calc-time": 10, "mode": "dirty-bitmap" });
         recovering.tell(json!({ "execute": "calc-dirty-rate", "arguments": measure }));
-        recovering.is_split_in_the_event();
+        recovering.is_split_in_the_event("dirty_log");
         recovering.recovers_from("dirty_log");
     }
 }

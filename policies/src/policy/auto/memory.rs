@@ -62,6 +62,8 @@ pub(super) struct Memory {
     pub waited_in: u32,
 }
 
+const _: () = assert!(size_of::<Memory>() == 40);
+
 impl Memory {
     /// Number of base pages of a large window that the guest may use.
     pub fn used(&self, vm: &VmSnapshot, row: usize) -> u16 {
