@@ -54,11 +54,11 @@ use nix::poll::PollTimeout;
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, VmId, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
-use crate::capabilities::page_tables_freed;
 pub use crate::faults::RegisterError;
 use crate::faults::{Brought, Counted, Faults, Service, Serving, Touch};
 use crate::host::{Advice, Host as _, HostError, linux::LinuxHost};
 use crate::kernel::Kernel;
+use crate::page_tables_freed::page_tables_freed;
 use crate::region::{GuestRam, RamError};
 use crate::sensors::host_backing::window_backing;
 use crate::sys::pagemap::holds_nothing;

@@ -65,6 +65,7 @@ pub mod khugepaged;
 pub mod manager;
 pub mod mover;
 pub mod numa;
+mod page_tables_freed;
 pub mod panicked;
 pub mod pool;
 mod proc_fields;
@@ -82,6 +83,7 @@ pub mod side_mapping;
 mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod thp_settings;
 pub mod walk_cost;
 pub mod warming;
 

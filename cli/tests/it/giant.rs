@@ -114,8 +114,8 @@ fn report_of(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// Whether the kernel had no room for a page after all, by these counts of a report. Other tests run beside, and may have
-/// taken what there was when it was tried.
+/// Whether the kernel had no room for a page after all, by these counts of a report. Other tests run beside, and may
+/// have taken what there was when it was tried.
 fn had_no_room(counts: &Value, names: &[&str]) -> bool {
     let had_none = names.iter().any(|name| counts[name].as_u64() > Some(0));
     if had_none {

@@ -15,7 +15,6 @@ use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 
 use super::{ASIDE_SLOTS, BASE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
 use crate::backing::BackingKind;
-use crate::capabilities::is_thp_never;
 use crate::host::{Advice, HostError, PageRun};
 use crate::numa::placement::Source;
 use crate::region::GuestRam;
@@ -23,6 +22,7 @@ use crate::sensors::zero_pages::read_in_search_of_use;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
 use crate::sys::userfaultfd::{MESSAGES_PER_READ, Message, Mode, Userfaultfd, UserfaultfdError};
 use crate::sys::{madvise::madvise, pagemap};
+use crate::thp_settings::is_thp_never;
 
 /// Moves pages of one VM's anonymous RAM.
 #[derive(Debug)]
