@@ -19,7 +19,7 @@ use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{Hva, PageSize, PolicyChoice};
 use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 
-use crate::qemu::{Guest, can_run, eventually};
+use crate::qemu::{Guest, can_run, eventually, listens};
 use crate::sessions::{IN_USE, assert_no_byte_was_lost, at_work, split_all, tell};
 use crate::userfaultfd::ask;
 
@@ -158,7 +158,7 @@ fn seconds_until_a_guest_is_large_again() {
     let mut setup = QemuSetup::new("recovery", memory, QemuRam::Anonymous, &kernel);
     setup.more = vec!["-qmp".into(), format!("unix:{},server=on,wait=off", monitor.display())];
     let guest = QemuGuest::start(&setup).unwrap();
-    eventually("its monitor", || guest.qmp().exists() && monitor.exists());
+    eventually("its monitor", || listens(&guest.qmp()) && listens(&monitor));
     eventually("a pass", || guest.said().marks.len() > 2);
     let process = find::with_pid(&Places::default(), guest.pid()).unwrap();
     let large = || Survey::take(&process, None).view().backing.unwrap().huge_2m;

@@ -1,5 +1,7 @@
 //! Real QEMU guests, as [`wideleaf_testing`] starts them, from this crate's view.
 
+use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,7 +26,7 @@ impl Guest {
     /// Starts QEMU with `arguments` and the guest at its work; `more` extends the guest's own command line.
     pub fn start(arguments: &[&str], more: &str) -> Guest {
         let guest = Guest(QemuGuest::start_as(arguments, &format!("{WORK} {more}"), false).expect("QEMU starts"));
-        eventually("its monitor", || guest.qmp().exists());
+        eventually("its monitor", || listens(&guest.qmp()));
         guest
     }
 
@@ -56,6 +58,15 @@ impl std::ops::DerefMut for Guest {
     fn deref_mut(&mut self) -> &mut QemuGuest {
         &mut self.0
     }
+}
+
+/// Whether a program accepts connections on this Unix socket: its file is there before. A connection would be the only
+/// one that a monitor serves.
+pub fn listens(socket: &Path) -> bool {
+    // Flags of a socket that listens: __SO_ACCEPTCON (include/linux/net.h).
+    const ACCEPTS: &str = "00010000";
+    let (sockets, path) = (fs::read_to_string("/proc/net/unix").expect("it is there"), socket.display().to_string());
+    sockets.lines().any(|line| line.split_whitespace().nth(3) == Some(ACCEPTS) && line.ends_with(&path))
 }
 
 /// Waits for something that is sure to come. A machine that compiles on all cores at the same time needs some
