@@ -23,6 +23,7 @@ use wideleaf_vmm::devices::virtio::transport::Workers;
 use wideleaf_vmm::devices::virtio::{Interrupt, IoThread, RestoreDeviceError, SavedDevice, Transport, VirtioDevice};
 use wideleaf_vmm::dma::DeviceMemory;
 use wideleaf_vmm::kvm::GuestMemory;
+use wideleaf_vmm::run_loop::PAUSE_WAIT_MAX;
 
 /// Register offsets (Virtual I/O Device 1.2, section 4.2.2).
 const DRIVER_FEATURES: u64 = 0x20;
@@ -295,7 +296,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.transport.stop();
+        self.transport.stop(Instant::now() + PAUSE_WAIT_MAX);
     }
 }
 
