@@ -35,8 +35,7 @@ enum Heat {
     Cold,
 }
 
-/// State that the policy keeps for a window. A plan passes several times over that of all windows, so that its time is
-/// mostly that of reading it: 40 bytes.
+/// State that the policy keeps for a window. A plan passes several times over that of all windows, so it is kept small.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Memory {
     /// Start of the period in which [`Memory::heat`] has been as it is, in nanoseconds from the manager's start.

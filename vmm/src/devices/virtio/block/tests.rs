@@ -1,7 +1,8 @@
 //! A disk as its driver, well-behaved or not, sees it.
 
 use std::os::unix::fs::FileExt as _;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tempfile::NamedTempFile;
@@ -45,6 +46,32 @@ fn disk_with(is_read_only: bool, features: u64) -> Disk {
 
 fn disk() -> Disk {
     disk_with(false, ALL)
+}
+
+/// A flush of a disk that hangs until it is told to end.
+struct HungFlush {
+    go_on: Sender<()>,
+    thread: JoinHandle<std::io::Result<()>>,
+}
+
+impl HungFlush {
+    fn of(disk: &Disk) -> HungFlush {
+        let ((begins, begun), (go_on, goes_on)) = (channel(), channel());
+        let image = Arc::clone(&disk.image);
+        let thread = std::thread::spawn(move || {
+            image.flush_by(|_| {
+                begins.send(()).unwrap();
+                goes_on.recv().map_err(std::io::Error::other)
+            })
+        });
+        begun.recv().unwrap();
+        HungFlush { go_on, thread }
+    }
+
+    fn ends(self) {
+        self.go_on.send(()).unwrap();
+        self.thread.join().unwrap().unwrap();
+    }
 }
 
 /// Ends the VM of a disk that does not stop.
@@ -338,22 +365,13 @@ fn a_vm_that_ends_while_paused_for_good_does_not_wait_for_its_disk() {
 #[test]
 fn a_vm_that_ends_does_not_wait_for_a_disk_of_which_the_file_hangs() {
     let mut disk = disk();
-    let ((begins, begun), (go_on, goes_on)) = (channel(), channel());
-    let image = Arc::clone(&disk.image);
-    let hung = std::thread::spawn(move || {
-        image.flush_by(|_| {
-            begins.send(()).unwrap();
-            goes_on.recv().map_err(std::io::Error::other)
-        })
-    });
-    begun.recv().unwrap();
+    let hung = HungFlush::of(&disk);
     // The guest's own flush waits for that one.
     disk.set_header(VIRTIO_BLK_T_FLUSH, 0);
     disk.driver.offer(0, 0, &[Piece::read(HEADER, 16), Piece::write(STATUS, 1)]);
     std::thread::sleep(Duration::from_millis(5));
     end(disk);
-    go_on.send(()).unwrap();
-    hung.join().unwrap().unwrap();
+    hung.ends();
 }
 
 #[test]
@@ -374,20 +392,11 @@ fn a_disk_that_rests_leaves_a_request_in_the_ring_until_it_goes_on() {
 #[test]
 fn a_save_gives_up_on_a_flush_that_hangs_and_the_disk_goes_on() {
     let mut disk = disk();
-    let ((begins, begun), (go_on, goes_on)) = (channel(), channel());
-    let image = Arc::clone(&disk.image);
-    let hung = std::thread::spawn(move || {
-        image.flush_by(|_| {
-            begins.send(()).unwrap();
-            goes_on.recv().map_err(std::io::Error::other)
-        })
-    });
-    begun.recv().unwrap();
+    let hung = HungFlush::of(&disk);
     let refused = MemoryDevice::save(&disk.driver.transport, Instant::now() + Duration::from_millis(200));
     assert!(matches!(refused, Err(NotAtRest::Busy)));
     assert_eq!(disk.ask(VIRTIO_BLK_T_IN, 0, &[Piece::write(DATA, 512)]).0, OK);
-    go_on.send(()).unwrap();
-    hung.join().unwrap().unwrap();
+    hung.ends();
     let (saved, _) = disk.driver.save(|| ());
     assert!(matches!(saved.device, DeviceState::Block(_)));
 }
