@@ -103,10 +103,7 @@ pub fn recover(parts: &SavedParts, mut kept: Kept, job: Rejoining, shared: &Shar
     kept.turn = kept.turn.after(AtSource::Rejoined);
     // Pages must not move while they are read.
     let _resting = parts.session.upgrade().and_then(|session| session.ask_to_rest()).map(RestAnswer::wait);
-    let follows = || {
-        parts.end_devices_if_stopped();
-        !shared.is_replaced()
-    };
+    let follows = || parts.follows(shared);
     let limit = || Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &follows };
     let sink = Sink { sender: &wire.sender, limit: &limit, huge: &kept.huge };
     let mut serving = Serving::new(&parts.ram, &sink, kept.missing);

@@ -105,10 +105,7 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
         accesses,
         shared,
         keep_on: &keep_on,
-        follows: &|| {
-            parts.end_devices_if_stopped();
-            !shared.is_replaced()
-        },
+        follows: &|| parts.follows(shared),
         wire: Wire::new(ends),
         id: new_id().map_err(|error| cannot(&format!("no random number for its name: {error}")))?,
         began: Instant::now(),

@@ -74,6 +74,13 @@ impl SavedParts {
         self.control.stop(GuestExit::Stopped);
     }
 
+    /// Whether no other connection has replaced the one that serves the pages that follow a guest. Asked again and
+    /// again, it ends the devices of a guest that was ended meanwhile.
+    pub(crate) fn follows(&self, shared: &Shared) -> bool {
+        self.end_devices_if_stopped();
+        !shared.is_replaced()
+    }
+
     /// Ends the devices of a guest that was ended while a migration keeps it paused: their threads wait at the gate.
     pub(crate) fn end_devices_if_stopped(&self) {
         if self.control.is_stopping() {

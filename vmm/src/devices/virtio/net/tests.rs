@@ -118,6 +118,13 @@ impl Card {
     }
 }
 
+/// Waits until the status in the card's configuration says that its link is down.
+fn wait_until_down(driver: &mut Driver) {
+    while driver.config::<2>(6) != [0, 0] {
+        std::thread::yield_now();
+    }
+}
+
 /// The header before a frame that fills this number of buffers.
 fn header(buffers: u8) -> [u8; HEADER_BYTES] {
     let mut header = HEADER;
@@ -384,9 +391,7 @@ fn nothing_is_served_after_a_reset() {
 fn a_link_that_ends_is_down() {
     let mut card = started(0);
     drop(card.far.take());
-    while card.driver.config::<2>(6) != [0, 0] {
-        std::thread::yield_now();
-    }
+    wait_until_down(&mut card.driver);
     while card.driver.register(VIRTIO_MMIO_INTERRUPT_STATUS) & 2 == 0 {
         std::thread::yield_now();
     }
@@ -397,9 +402,7 @@ fn a_link_that_ends_is_down() {
 fn a_card_with_a_deleted_link_serves_its_next_driver_and_is_down() {
     let mut card = started(0);
     drop(card.far.take());
-    while card.driver.config::<2>(6) != [0, 0] {
-        std::thread::yield_now();
-    }
+    wait_until_down(&mut card.driver);
     card.wire.is_deleted.store(true, Ordering::Relaxed);
     card.driver.reset();
     card.driver.start(0);

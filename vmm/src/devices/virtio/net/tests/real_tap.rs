@@ -159,9 +159,7 @@ fn a_card_is_down_once_its_tap_is_deleted() {
         let (mut driver, _) = card_on(Tap::open("wl-test2").unwrap());
         assert_eq!(driver.config::<2>(6), [1, 0]);
         ip("link delete wl-test2");
-        while driver.config::<2>(6) != [0, 0] {
-            std::thread::yield_now();
-        }
+        wait_until_down(&mut driver);
         send_frame(&mut driver, &[0; 100]);
         assert!(!driver.needs_reset());
         // The guest boots again.
