@@ -50,7 +50,14 @@ fn a_page_is_kept_only_of_complete_results_of_a_revision() {
     }
     assert_eq!(names_in(&scratch.path("benches/results")), [""; 0]);
     assert_eq!(keep("good.json", &|_| ()), (Some(0), String::new()));
-    assert_eq!(names_in(&scratch.path("benches/results")), ["by-hand-2026-01-01.md", "by-hand-2026-01-01.svg"]);
+    let whole = ["by-hand-2026-01-01.md", "by-hand-2026-01-01.svg"];
+    assert_eq!(names_in(&scratch.path("benches/results")), whole);
+    for (part, code) in [("../rows", 1), ("rows", 0), ("rows", 0)] {
+        let output = script(&scratch, "keep-result", &["good.json", part], &scratch.program());
+        assert_eq!(output.status.code(), Some(code), "{part}: {output:?}");
+    }
+    let part = ["by-hand-rows-2026-01-01.md", "by-hand-rows-2026-01-01.svg"];
+    assert_eq!(names_in(&scratch.path("benches/results")), [whole, part].concat());
 }
 
 /// A wideleaf-lab that makes grids for the build `new`, and says what it does: `resume` or `output`.

@@ -56,16 +56,18 @@ struct Continued {
 struct Look {
     /// Time since the process began, in seconds.
     at_s: f64,
+    /// Windows that have a page.
     windows: u64,
     windows_large: u64,
     base_mib: f64,
     huge_mib: f64,
 }
 
-impl Look {
-    fn percent(&self) -> f64 {
-        self.windows_large as f64 * 100.0 / self.windows.max(1) as f64
-    }
+/// The share of the hot set that is large at a look, in per cent of the windows that have a page at some look: those
+/// that are still missing count, and those that never hold anything do not.
+fn percent_large(look: &Look, looks: &[Look]) -> f64 {
+    let windows = looks.iter().map(|look| look.windows).max().unwrap_or_default();
+    look.windows_large as f64 * 100.0 / windows.max(1) as f64
 }
 
 /// Continues the guest, after it was saved if no earlier run did so.
@@ -127,7 +129,7 @@ fn measured(continued: &Continued) -> Result<Measured, Failure> {
     };
     let mut measured = Measured::default();
     measured.metrics.insert(Metric::Figure, steady);
-    measured.metrics.extend(looks.last().map(|look| (Metric::CoveragePercent, look.percent())));
+    measured.metrics.extend(looks.last().map(|look| (Metric::CoveragePercent, percent_large(look, looks))));
     let mut tell = |name: &str, value: Option<f64>| {
         measured.told.extend(value.map(|value| (name.to_owned(), value)));
     };
@@ -138,7 +140,7 @@ fn measured(continued: &Continued) -> Result<Measured, Failure> {
     tell(T99_S, t99.map(|t99| t99.at_s));
     tell(LOST_S, t99.map(|t99| t99.lost_s));
     tell(KEPT_SHARE, t99.map(|t99| t99.kept));
-    tell(HUGE_AT_T99_PERCENT, look.map(Look::percent));
+    tell(HUGE_AT_T99_PERCENT, look.map(|look| percent_large(look, looks)));
     told.iter().for_each(|(name, value)| tell(name, Some(*value)));
     measured.series = series(&speeds, looks);
     Ok(measured)
@@ -160,8 +162,9 @@ fn series(speeds: &Speeds, looks: &[Look]) -> Vec<Sample> {
 mod tests {
     use super::*;
 
+    /// A look at 100 windows, of which the large ones have pages.
     fn look(at_s: f64, windows_large: u64) -> Look {
-        Look { at_s, windows: 100, windows_large, base_mib: 0.0, huge_mib: 2.0 * windows_large as f64 }
+        Look { at_s, windows: windows_large, windows_large, base_mib: 0.0, huge_mib: 2.0 * windows_large as f64 }
     }
 
     #[test]

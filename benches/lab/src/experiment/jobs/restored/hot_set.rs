@@ -48,7 +48,7 @@ impl HotSet {
             for window in self.sensor.sample(host, range, None).ok()? {
                 let resident = (PageSize::Base4K.bytes() * u64::from(window.resident)).get() as f64;
                 let is_large = matches!(window.backing, Backing::Huge2M | Backing::Giant1G);
-                look.windows += 1;
+                look.windows += u64::from(window.resident > 0);
                 look.windows_large += u64::from(is_large);
                 let place = if is_large { &mut look.huge_mib } else { &mut look.base_mib };
                 *place += resident / super::super::wideleaf_run::MIB;

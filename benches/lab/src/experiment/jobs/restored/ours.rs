@@ -222,7 +222,9 @@ pub(super) fn restore(work: &RestoredGuest, saved: &Snapshot, interrupts: &Inter
     let arguments = [&["run", "--restore", &folder, "--no-daemon", "--timeout", &timeout], options].concat();
     let (report, looks) = watched(work, &arguments, &saved.hot, interrupts)?;
     let restored = report.restored.ok_or_else(|| Failure::GuestFailed("the run restored nothing".into()))?;
-    let told = told_of(&restored).into_iter().chain([(HOT_MIB, mebibytes(&saved.hot))]).collect();
+    // Its regions may have pages that hold nothing.
+    let stored = saved.told.iter().find(|(name, _)| *name == STORED_MIB).map_or(f64::INFINITY, |(_, mib)| *mib);
+    let told = told_of(&restored).into_iter().chain([(HOT_MIB, mebibytes(&saved.hot).min(stored))]).collect();
     Ok(Continued { marks: restored.progress, looks, told })
 }
 
