@@ -1,12 +1,12 @@
 //! The host's side of guest memory: on fakes, and on the kernel this runs on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod external_guests;
 mod faults;
 mod first_touch;
 mod first_touch_sizes;
 mod giant_swap;
 mod give_back;
-mod guests_of_others;
 mod hostile_pools;
 mod made_pages;
 mod manager_makes_giants;
