@@ -15,9 +15,11 @@
 //!                                     └─ returns later ──▶ the process is asked again
 //! ```
 //!
-//! There is at most one thread for each process, and at most [`THREADS_MAX`] in all. The thread that is left behind is
-//! the retry: it returns when the lock is free. `comm`, `stat`, `status`, `fd` and `exe` are read without a question:
-//! they answer for a locked process on Linux 6.18, as tests/stuck.rs of `operator/attach` shows.
+//! There is at most one thread for each process, and at most [`THREADS_MAX`] in all. Once [`SILENT_OF_USER_MAX`]
+//! processes of a user are past their deadlines, no other process of that user is asked, so that no user alone can
+//! take all threads. The thread that is left behind is the retry: it returns when the lock is free. `comm`, `stat`,
+//! `status`, `fd` and `exe` are read without a question: they answer for a locked process on Linux 6.18, as
+//! tests/stuck.rs of `operator/attach` shows.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +37,11 @@ use crate::panicked::{Panicked, caught};
 
 /// Maximum number of threads for questions at the same time, including those left behind. A host with more hanging
 /// processes needs an operator; each thread costs a few pages.
-pub const THREADS_MAX: usize = 64;
+pub const THREADS_MAX: usize = 128;
+
+/// Maximum number of processes of one user that are past their deadlines; then none of that user's others is asked. The
+/// questions that are under way at that moment may add a few dozen, so it is well below [`THREADS_MAX`].
+pub const SILENT_OF_USER_MAX: usize = 32;
 
 /// Deadline of a question that the kernel answers in microseconds, such as `cmdline`: only a locked process, or a
 /// host with a hundred runnable threads per core, needs longer.
@@ -82,6 +88,12 @@ pub enum NoAnswer {
     /// All threads for questions are in use.
     #[error("was not read: {THREADS_MAX} other processes do not answer, and no more are asked until one does")]
     TooMany,
+    /// Too many processes of the same user are past their deadlines.
+    #[error(
+        "was not read: {SILENT_OF_USER_MAX} other processes of its user do not answer, and no more of that user's are \
+         asked until one does"
+    )]
+    TooManyOfUser,
     /// The kernel could not start a thread.
     #[error("was not read: cannot start a thread: {0}")]
     Thread(#[from] io::Error),
@@ -96,6 +108,8 @@ struct Out {
     since: Instant,
     thread: Option<nix::unistd::Pid>,
     is_overdue: bool,
+    /// User of an overdue process, where known.
+    user: Option<u32>,
 }
 
 impl Out {
@@ -117,11 +131,39 @@ struct State {
     named: BTreeSet<ProcessKey>,
 }
 
+impl State {
+    /// Whether so many processes of the user of `of` are overdue that no other one is asked.
+    fn is_full_for(&self, of: ProcessKey, user_of: UserOf) -> bool {
+        let overdue = || self.out.values().filter(|out| out.is_overdue);
+        // The user is looked up only where it can matter.
+        overdue().count() >= SILENT_OF_USER_MAX && {
+            let user = user_of(of.pid);
+            overdue().filter(|out| out.user == user).count() >= SILENT_OF_USER_MAX
+        }
+    }
+}
+
+/// Finds the user of a process.
+type UserOf = fn(u32) -> Option<u32>;
+
+/// The real user of a process, by `status` (proc_pid_status(5)); `None` after its end. A process can make root the
+/// owner of its folder in `/proc` (`PR_SET_DUMPABLE`), but cannot change this one.
+fn user_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
+}
+
 /// All questions of this program, or of one test.
-#[derive(Default)]
 pub struct Questions {
     state: Mutex<State>,
     returned: Condvar,
+    user_of: UserOf,
+}
+
+impl Default for Questions {
+    fn default() -> Questions {
+        Questions { state: Mutex::default(), returned: Condvar::new(), user_of }
+    }
 }
 
 /// The questions of this program, for callers that a test gives its own ones.
@@ -247,14 +289,18 @@ impl Questions {
         Ok(Asked { questions: Arc::clone(self), of, until, answer })
     }
 
-    /// Waits until no other question about this process is under way and there is room for one more thread.
+    /// Waits until no other question about this process is under way and there is room for one more thread. Does not
+    /// wait for other processes of its user that are overdue.
     fn take_place(&self, of: ProcessKey, until: Instant) -> Result<(), NoAnswer> {
         let mut state = self.state();
         loop {
             let earlier = state.out.get(&of).copied();
             let is_full = state.out.len() >= THREADS_MAX;
+            if earlier.is_none() && state.is_full_for(of, self.user_of) {
+                return Err(NoAnswer::TooManyOfUser);
+            }
             if earlier.is_none() && !is_full {
-                state.out.insert(of, Out { since: Instant::now(), thread: None, is_overdue: false });
+                state.out.insert(of, Out { since: Instant::now(), thread: None, is_overdue: false, user: None });
                 return Ok(());
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -278,12 +324,14 @@ impl Questions {
 
     /// Records that a question is past its deadline, and returns why; writes a line to the log the first time.
     fn overdue(&self, of: ProcessKey) -> NoAnswer {
+        let user = (self.user_of)(of.pid);
         let mut state = self.state();
         let Some(out) = state.out.get_mut(&of) else {
             // It has returned just now.
             return NoAnswer::Slow;
         };
         out.is_overdue = true;
+        out.user = user;
         let out = *out;
         if state.named.len() >= NAMED_MAX {
             state.named.clear();
@@ -383,23 +431,58 @@ mod tests {
         first.wait().expect("it has returned");
     }
 
+    /// Questions in which each thousand process ids belong to one user.
+    fn of_users() -> Arc<Questions> {
+        Arc::new(Questions { user_of: |pid| Some(pid / 1000), ..Questions::default() })
+    }
+
+    /// Leaves a question about each of these processes behind.
+    fn hang(questions: &Arc<Questions>, pids: impl Iterator<Item = u32>) -> Vec<mpsc::Sender<()>> {
+        let left = |pid| {
+            let (hold, hang) = hanging();
+            let no_answer = questions.ask(key(pid), SOON, hang).expect_err("it hangs");
+            assert!(matches!(no_answer, NoAnswer::Locked | NoAnswer::Slow), "{pid}: {no_answer}");
+            hold
+        };
+        pids.map(left).collect()
+    }
+
+    #[test]
+    fn processes_of_one_user_that_hang_leave_the_others_to_be_asked() {
+        let questions = of_users();
+        let mut holds = hang(&questions, 0..SILENT_OF_USER_MAX as u32);
+        let next = || questions.ask(key(999), LONG, || ());
+        let refused = next().expect_err("its user has no place");
+        assert!(refused.to_string().contains("other processes of its user do not answer"), "{refused}");
+        assert!(matches!(questions.silence_of(key(0)), Some(NoAnswer::Locked | NoAnswer::Slow)), "asked before");
+        assert_eq!(questions.ask(key(1000), LONG, || 7).expect("another user's process"), 7);
+        drop(holds.pop());
+        while questions.state().out.len() == SILENT_OF_USER_MAX {
+            thread::yield_now();
+        }
+        next().expect("there is room again");
+    }
+
+    #[test]
+    fn the_user_of_a_process_is_the_real_one_and_that_of_an_ended_one_is_not_known() {
+        assert_eq!(user_of(std::process::id()), Some(nix::unistd::getuid().as_raw()));
+        assert_eq!(user_of(u32::MAX), None);
+    }
+
     #[test]
     fn no_more_threads_than_the_limit_are_left_behind_and_places_come_back() {
-        let questions = Arc::<Questions>::default();
-        let holds: Vec<_> = (0..THREADS_MAX as u32)
-            .map(|pid| {
-                let (hold, hang) = hanging();
-                assert!(questions.ask(key(pid), SOON, hang).is_err());
-                hold
-            })
-            .collect();
-        assert!(matches!(questions.ask(key(1000), LONG, || ()), Err(NoAnswer::TooMany)));
+        let questions = of_users();
+        let users = (THREADS_MAX / SILENT_OF_USER_MAX) as u32;
+        let of_user = |user: u32| (0..SILENT_OF_USER_MAX as u32).map(move |process| user * 1000 + process);
+        let holds = hang(&questions, (0..users).flat_map(of_user));
+        let free = users * 1000;
+        assert!(matches!(questions.ask(key(free), LONG, || ()), Err(NoAnswer::TooMany)));
         assert_eq!(questions.state().out.len(), THREADS_MAX);
         drop(holds);
         while !questions.state().out.is_empty() {
             thread::yield_now();
         }
-        questions.ask(key(1000), LONG, || ()).expect("there is room again");
+        questions.ask(key(free), LONG, || ()).expect("there is room again");
     }
 
     #[test]
