@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod managed;
+mod readme;
 mod replay;
 mod walk_cost;
 mod walk_gups;
