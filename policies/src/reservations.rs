@@ -11,7 +11,7 @@
 //!        │  └──────────── demoted: a page was given back ─────┘                                   │
 //!        │                                                                                        │
 //!        ├─ the last populated page was given back: all frames go, and the reservation ends ──────┤
-//!        ▼ the host is short, and it is the head                                                  │
+//!        ▼ the host is short, and it is the first with unused frames                              │
 //!     Broken: the frames that hold nothing go back, the others stay as base pages                 │
 //!        └─ all of them were given back ──────────────────────────────────────────────────────────┘
 //!
@@ -203,12 +203,14 @@ impl Reservations {
 
     /// Removes and returns the reservations to break: from the head of the queue on, as many as the host's shortage
     /// requires, and at most `at_most`. The bound lets the caller serve other faults in between, because breaking
-    /// takes time. Empty if the host's memory is unknown.
+    /// takes time. One without an unused frame is left alone: breaking it would free nothing, and its window would not
+    /// become large again. Empty if the host's memory is unknown.
     pub fn to_break(&mut self, host: Option<HostMemory>, at_most: usize) -> Vec<(VmId, WindowIndex)> {
         let mut broken = Vec::new();
         let Some(mut host) = host else { return broken };
         while broken.len() < at_most && self.shortage.update(Some(host)) {
-            let Some(key) = self.queue.values().next().copied() else { break };
+            let frees = |key: &&Key| self.held[*key].unpopulated() > 0;
+            let Some(key) = self.queue.values().find(frees).copied() else { break };
             let held = self.take(key);
             host.available += PageSize::Base4K.bytes() * held.unpopulated();
             broken.push(key);
@@ -237,7 +239,7 @@ impl Reservations {
         PageSize::Base4K.bytes() * self.unpopulated
     }
 
-    /// Partial reservations; the first is the next to be broken.
+    /// Partial reservations; the first that has an unused frame is the next to be broken.
     pub fn queue(&self) -> impl Iterator<Item = (VmId, WindowIndex)> {
         self.queue.values().copied()
     }

@@ -335,6 +335,21 @@ fn breaking_counts_only_frames_that_are_still_reserved() {
     assert_eq!((broken, book.unpopulated()), (vec![4, 9], Bytes::ZERO));
 }
 
+/// A window that was large and lost some pages to a balloon has no unused frame.
+#[test]
+fn a_reservation_that_would_free_nothing_is_not_broken_and_becomes_large_again() {
+    let mut book = reserved("reservation", &[4, 1]);
+    assert!(touch(&mut book, 4, 512, 1));
+    assert!(give_back(&mut book, 4, 100, 0, 2));
+    touch(&mut book, 1, 1, 3);
+    assert_eq!((queue(&book), book.unpopulated()), (vec![4, 1], kib(4) * 511));
+    assert_eq!(book.to_break(used(99), ALL), [(VmId(0), WindowIndex::new(1))]);
+    assert_eq!(book.to_break(used(99), ALL), [], "the host is still short");
+    book.refill(VmId(0), WindowIndex::new(4), 100);
+    assert_eq!(book.to_break(used(50), ALL), [], "its frames are unused, but the host has enough");
+    assert!(touch(&mut book, 4, 100, 4));
+}
+
 #[test]
 fn partial_reservations_are_counted_by_the_time_since_their_last_change() {
     let mut book = reserved("reservation", &[4, 1, 9, 2, 5]);
