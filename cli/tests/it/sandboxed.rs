@@ -5,7 +5,9 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 
+use crate::migration::AMONG_QUESTIONS;
 use crate::program::new_scratch;
+use crate::snapshot::saved;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use serde_json::Value;
@@ -17,6 +19,8 @@ const LONG: [&str; 6] =
     ["run", "pattern", "--cmdline=bytes=16M seconds=600", "--memory=64M", "--no-daemon", "--vcpus=2"];
 /// Arguments of a guest that lives for a moment.
 const SHORT: [&str; 5] = ["run", "pattern", "--cmdline=bytes=16M passes=2", "--memory=64M", "--no-daemon"];
+/// A guest that leaves nearly all of its memory alone once it has filled it.
+const CALM: [&str; 3] = ["pattern", "--memory=128M", "--cmdline=bytes=32M pages_per_second=1 seconds=600"];
 
 pub fn has_root() -> bool {
     let is_root = geteuid().is_root();
@@ -67,14 +71,56 @@ fn every_thread_of_a_guest_s_process_is_restricted_and_has_no_capability() {
     let mut running = Running::start(&scratch, &LONG);
     let threads = threads(&mut running);
     assert!(threads.len() >= 4, "main, two vCPUs, the manager: {threads:?}");
-    for status in &threads {
+    are_restricted(&threads);
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.end().0, Some(130));
+}
+
+fn are_restricted(threads: &[String]) {
+    for status in threads {
         for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
             assert_eq!(field(status, set).trim_matches('0'), "", "{status}");
         }
         assert_eq!(["NoNewPrivs", "Seccomp"].map(|name| field(status, name)), ["1", "2"], "{status}");
     }
-    running.signal(Signal::SIGTERM);
-    assert_eq!(running.end().0, Some(130));
+}
+
+#[test]
+fn threads_that_read_a_restored_guest_s_memory_are_restricted_and_read_it_from_a_jail_too() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    saved(&scratch, &CALM);
+    // Its memory comes within minutes, except for what it touches.
+    let mut arguments = vec!["run", "--restore=saved", "--restore-rate=64K", "--no-daemon"];
+    arguments.extend(["--control-socket=vm.sock", "--format=json", "--output=result.json"]);
+    if has_root() {
+        fs::create_dir(scratch.path("jail")).unwrap();
+        arguments.push("--jail=jail");
+    }
+    let mut running = Running::start(&scratch, &arguments);
+    let threads = threads(&mut running);
+    are_restricted(&threads);
+    for name in ["restore-", "save", "taking-apart"] {
+        let has_name = threads.iter().any(|status| field(status, "Name").starts_with(name));
+        assert!(has_name, "no thread {name}: {threads:?}");
+    }
+    // Of two windows, the guest has touched at least one.
+    let has_two_windows = || {
+        let output = scratch.wideleaf(&["vm", "vm.sock", "statistics", "--format=json"]).output().unwrap();
+        let statistics: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let bytes = |name: &str| statistics["vm"]["backing"][name].as_u64().unwrap();
+        bytes("base_4k") + bytes("huge_2m") > 2 << 20
+    };
+    while !has_two_windows() {
+        std::thread::sleep(AMONG_QUESTIONS);
+    }
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(running.end(), (Some(0), String::new()));
+    let restored = &report(&fs::read(scratch.path("result.json")).unwrap())["restored"];
+    assert!(restored["windows_by_touch"].as_u64() >= Some(1), "{restored}");
+    assert!(restored["filled_bytes"].as_u64() < restored["stored_bytes"].as_u64(), "at its rate: {restored}");
 }
 
 #[test]
