@@ -37,7 +37,8 @@
 //!
 //! **Page by page.** For comparison, and for hosts without moves, [`RestoreConfig::is_page_by_page`] answers a touch
 //! with a copy of its page of 4 KiB alone. Its window still waits, and the background copies the rest of it: a copy
-//! never replaces a page that is there. [`mapped`] is another way without huge pages, and without any thread.
+//! never replaces a page that is there. [`mapped`] is another way, without any thread: what the guest writes never
+//! becomes huge.
 //!
 //! **Nothing wrong is ever seen.** Pages become visible only after their checksums were compared. A window that cannot
 //! be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not be woken while a device
@@ -279,7 +280,7 @@ pub struct Restorer {
 
 impl Restorer {
     /// Registers the windows of `ram` with something stored, and starts the threads that fill them. The guest may run
-    /// as soon as this returns, in a few milliseconds whatever the size of the RAM.
+    /// as soon as this returns: after some milliseconds, the more the more windows are registered.
     ///
     /// Nothing may have touched the RAM before. Other processes may not map it: they would read zeroes where contents
     /// are missing. Windows without anything stored are left to the kernel, as far as that takes few mappings.

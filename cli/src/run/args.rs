@@ -330,8 +330,8 @@ pub enum RestorePagesArg {
     /// Copies of 4 KiB, page by page, as other VMMs do: for comparison, and for hosts without UFFDIO_MOVE
     #[value(name = "4k")]
     Base,
-    /// A private mapping of the snapshot's file: no thread, no huge page, no checksum; the file must not change while
-    /// the guest runs. For comparison, and for hosts without a userfaultfd
+    /// A private mapping of the snapshot's file: no thread, base pages for what is written, no checksum; the file must
+    /// not change while the guest runs. For comparison, and for hosts without a userfaultfd
     Mapped,
 }
 

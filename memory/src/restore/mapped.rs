@@ -7,9 +7,9 @@
 //!             page cache, zeroes       anonymous: zeroes    anonymous: zeroes
 //! ```
 //!
-//! It starts at once and needs no thread. In exchange no page is huge, and none can become so; no checksum is compared;
-//! and the file must stay as it is for as long as the guest runs. It is there for comparison and for hosts without a
-//! userfaultfd.
+//! It starts at once and needs no thread. In exchange no page that was written is huge or can become so (what is only
+//! read may be in large folios of the page cache); no checksum is compared; and the file must stay as it is for as long
+//! as the guest runs. It is there for comparison and for hosts without a userfaultfd.
 //!
 //! No actuator, sensor or balloon works on such RAM: they would drop pages that then read as the file instead of zero.
 //! So its windows count as not filled ([`crate::claims`]) for as long as it exists.
