@@ -1,5 +1,5 @@
 //! The parts that every report has: failures, the kind of evidence, ratios to the first arm, figures of each case and
-//! arm, their development over time, the commands, and the machine.
+//! arm, their development over time, what was left out, the commands, and the machine.
 
 use crate::definition::{Arm, Case, Cell, Experiment};
 use crate::metric::{Better, Metric};
@@ -9,6 +9,7 @@ use wideleaf_measure::statistics::{Comparison, Verdict, median_interval};
 
 mod actions;
 mod figures;
+pub(crate) mod left_out;
 mod over_time;
 
 /// Failed and missing runs, which come first.
@@ -88,6 +89,7 @@ pub fn sections(results: &Results) -> Vec<Section> {
         over_time::section(results),
         actions::section(results),
         notes(results),
+        left_out::section(results),
         what_was_run(&results.experiment),
         machine(results),
     ];
@@ -170,20 +172,18 @@ fn ratios(results: &Results) -> Option<Section> {
     Some(Section { title: "Ratios".into(), paragraphs: vec![what], tables: vec![grid], plots: vec![Plot::Bars(bars)] })
 }
 
-/// The arms, the commands, and the reasons for cells that were not run.
+/// The arms and the commands.
 fn what_was_run(experiment: &Experiment) -> Option<Section> {
     let mut arms =
         Grid { caption: "Arms".into(), columns: vec![Column::text("arm"), Column::text("description")], rows: vec![] };
     arms.rows.extend(experiment.arms.iter().map(|arm| vec![arm.name.clone(), arm.summary.clone()]));
-    let columns = vec![Column::text("case"), Column::text("arm"), Column::text("command, or reason for its absence")];
+    let columns = ["case", "arm", "command"].map(Column::text).to_vec();
     let mut commands = Grid { caption: "Commands".into(), columns, rows: vec![] };
     for case in &experiment.cases {
         for (arm, cell) in experiment.arms.iter().zip(&case.cells) {
-            let what = match cell {
-                Cell::Job(job) => job.command(),
-                Cell::Absent(why) => format!("not run: {why}"),
-            };
-            commands.rows.push(vec![case.name.clone(), arm.name.clone(), what]);
+            if let Cell::Job(job) = cell {
+                commands.rows.push(vec![case.name.clone(), arm.name.clone(), job.command()]);
+            }
         }
     }
     let paragraphs = experiment.source.iter().map(|source| format!("In the form of {source}.")).collect();
