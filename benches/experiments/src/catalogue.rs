@@ -86,7 +86,29 @@ pub const ALL: [&dyn Catalogued; 16] = [
     &evidence::Evidence,
 ];
 
+/// Experiments that repeat a published form.
+#[cfg(test)]
+pub(crate) const PUBLISHED: [&dyn Catalogued; 5] =
+    [&freebsd::FreeBsd, &shimizu::Shimizu, &openmp::OpenMp, &a64fx::A64fx, &lwn::Lwn];
+
 /// Experiment with this name.
 pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {
     ALL.into_iter().find(|experiment| experiment.name() == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{expected_of_all, turns};
+
+    /// A limit of time instead would end them after fewer rounds than an interval needs.
+    #[test]
+    fn a_published_form_takes_at_most_half_an_hour_with_all_its_rounds() {
+        for known in PUBLISHED {
+            let experiment = known.define(&HostFacts::of_a_test());
+            let takes = expected_of_all(&experiment, &[], &turns(&experiment));
+            assert!(takes <= Duration::from_mins(30), "{}: {takes:?}", known.name());
+            assert!(known.budget().is_none() && experiment.rounds >= 6, "{}", known.name());
+        }
+    }
 }

@@ -6,13 +6,13 @@
 use crate::catalogue::Catalogued;
 use crate::catalogue::in_guests::{self, Published};
 use crate::catalogue::programs::{InGuest, Pages, program};
-use crate::catalogue::versus_published::{cell, mean, millions, saved, times, value, values};
+use crate::catalogue::versus_published::{self, cell, mean, millions, saved, sentence, times, value, values};
 use crate::definition::{Arm, Case, Cell, DATA_CYCLES, Experiment, HostFacts, Job, TRANSLATION_CYCLES};
 use crate::metric::Metric;
 use crate::published::a64fx;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use wideleaf_measure::statistics::Verdict;
+use wideleaf_measure::statistics::{Equivalence, Interval, Verdict};
 
 /// The `a64fx` experiment of the catalogue.
 pub struct A64fx;
@@ -96,10 +96,16 @@ impl Catalogued for A64fx {
     fn sections(&self, results: &Results) -> Vec<Section> {
         vec![beside(results), time(results), in_guests(results), ratios(results), cycles(results)]
     }
+
+    fn lead(&self, results: &Results) -> Vec<String> {
+        let of_ratios = in_sentence("Otherwise than the published ratios", &judged(results), |near| near == Near::Not);
+        let otherwise = [changed(results).otherwise(), of_ratios, more_misses(results)];
+        versus_published::lead(results, otherwise.into_iter().flatten().collect())
+    }
 }
 
-/// The published runs have the hugetlb pool as one of their two kinds of large pages.
-const MECHANISM: InGuest = InGuest::Hugetlb;
+/// The two kinds of large pages of the published runs.
+const MECHANISM: &[InGuest] = &[InGuest::Hugetlb, InGuest::Thp];
 
 /// The publication has times, and no saving: it found none.
 fn in_guests(results: &Results) -> Section {
@@ -109,12 +115,13 @@ fn in_guests(results: &Results) -> Section {
 
 fn case(name: &str, seconds: Option<f64>, host: &HostFacts) -> Case {
     let program = program(name);
-    let too_large = || Cell::Absent("left out: runs use at most 4 GiB, to leave memory for other work".into());
-    let is_too_large = name == "amr 9 GiB";
+    let too_large =
+        Cell::Absent("only with --long: otherwise runs use at most 4 GiB, to leave memory for other work".into());
+    let is_left_out = name == "amr 9 GiB" && !host.wants_long_runs;
     let run = [Pages::Base, Pages::Hugetlb, Pages::Thp]
-        .map(|pages| if is_too_large { too_large() } else { program.native(pages, host) });
-    let guests = match is_too_large {
-        true => in_guests::absent(MECHANISM, &too_large()),
+        .map(|pages| if is_left_out { too_large.clone() } else { program.native(pages, host) });
+    let guests = match is_left_out {
+        true => in_guests::absent(MECHANISM, &too_large),
         false => in_guests::cells(program, MECHANISM, 1, host),
     };
     let simulated = ["4k", "64k", "2m"].map(|page| match seconds {
@@ -124,55 +131,104 @@ fn case(name: &str, seconds: Option<f64>, host: &HostFacts) -> Case {
     program.case(run.into_iter().chain(simulated).chain(guests).collect())
 }
 
-/// Factor between a ratio of ours and the nearer of two published ones from which the row is named as different.
+/// Factor between a simulated ratio and the nearer of two published ones from which the row is named as different.
 const NEAR_FACTOR: f64 = 2.0;
-/// Difference in percent of the time from which a row is named as different.
-const NEAR_PERCENT: f64 = 3.0;
 
-/// Ratios of ours beside the published ones of the same problem, what came otherwise first.
-fn beside(results: &Results) -> Section {
-    let columns = ["published, gcc", "published, Fujitsu", "here"].map(Column::number);
-    let mut grid = Grid {
-        caption: "Large pages to base pages: 2 MiB to 64 KiB, but times of this host are to 4 KiB pages".into(),
-        columns: [Column::text("size"), Column::text("quantity")].into_iter().chain(columns).collect(),
-        rows: vec![],
-    };
-    let (mut otherwise, mut alike) = (vec![], vec![]);
+/// Relation of a ratio of ours to the published ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Near {
+    /// A simulated count within a factor of [`NEAR_FACTOR`], cycles or times within 2 %.
+    Yes,
+    /// All of the interval is farther away.
+    Not,
+    /// The interval allows both, or there are too few rounds.
+    NotDecided,
+}
+
+impl Near {
+    /// Relation to the lower and the higher of both published ratios.
+    fn of(here: Interval, [least, most]: [f64; 2], is_cycles: bool) -> Near {
+        let [from, to] = match is_cycles {
+            true => [least - Equivalence::MARGIN, most + Equivalence::MARGIN],
+            false => [least / NEAR_FACTOR, most * NEAR_FACTOR],
+        };
+        match here {
+            Interval { low, high, .. } if low >= from && high <= to => Near::Yes,
+            Interval { low, high, .. } if high < from || low > to => Near::Not,
+            _ => Near::NotDecided,
+        }
+    }
+}
+
+/// A ratio of ours beside the published ones.
+struct Judged {
+    near: Near,
+    /// Size, quantity, both published ratios, and ours.
+    row: [String; 5],
+}
+
+/// All ratios of ours with a published one of the same problem.
+fn judged(results: &Results) -> Vec<Judged> {
+    let mut all = vec![];
     for Row { name, problem, .. } in &ROWS {
+        let exact = |ratio: f64| (Interval { median: ratio, low: ratio, high: ratio }, true);
         let simulated = |counter: &str| {
             let of = |arm: usize| value(results, name, ARMS[arm].0, metric_of(counter)?);
-            of(5).zip(of(4)).map(|(huge, base)| huge / base)
+            of(5).zip(of(4)).map(|(huge, base)| exact(huge / base))
         };
-        let time = |arm: usize| times(results, name, ARMS[arm].0, ARMS[0].0).map(|times| times.interval.median);
+        let time = |arm: usize| {
+            let times = times(results, name, ARMS[arm].0, ARMS[0].0)?;
+            Some((times.interval, times.verdict != Verdict::Unknown))
+        };
         for (quantity, counter, here) in [
             ("misses of the first level, simulated", "L1D_TLB_REFILL", simulated("L1D_TLB_REFILL")),
             ("misses of both levels, simulated", "L2D_TLB_REFILL", simulated("L2D_TLB_REFILL")),
-            ("cycles; here of memory, simulated", "CPU_CYCLES", cycles_of_memory(results, name)),
+            ("cycles; here of memory, simulated", "CPU_CYCLES", cycles_of_memory(results, name).map(exact)),
             ("cycles; here time, hugetlb", "CPU_CYCLES", time(1)),
             ("cycles; here time, THP", "CPU_CYCLES", time(2)),
         ] {
-            let (Some(here), Some(all)) = (here, a64fx::ratios_of(counter)) else { continue };
-            let theirs = problem.of(all);
-            let (least, most) = (theirs[0].min(theirs[1]), theirs[0].max(theirs[1]));
-            let is_near = match counter {
-                "CPU_CYCLES" => (least - NEAR_PERCENT / 100.0..=most + NEAR_PERCENT / 100.0).contains(&here),
-                _ => (least / NEAR_FACTOR..=most * NEAR_FACTOR).contains(&here),
+            let (Some((here, is_known)), Some(ratios)) = (here, a64fx::ratios_of(counter)) else { continue };
+            let [gcc, fujitsu] = problem.of(ratios);
+            let near = Near::of(here, [gcc.min(fujitsu), gcc.max(fujitsu)], counter == "CPU_CYCLES");
+            let text = match here {
+                Interval { median, low, high } if low < high => {
+                    format!("{} ({} - {})", ratio_cell(median), ratio_cell(low), ratio_cell(high))
+                }
+                Interval { median, .. } => ratio_cell(median),
             };
-            let [gcc, fujitsu, here] = [theirs[0], theirs[1], here].map(ratio_cell);
-            let text = format!("{name}, {quantity} ({gcc} and {fujitsu} published, {here} here)");
-            if is_near {
-                alike.push(text)
-            } else {
-                otherwise.push(text)
-            }
-            grid.rows.push(vec![(*name).into(), quantity.into(), gcc, fujitsu, here]);
+            let [gcc, fujitsu] = [gcc, fujitsu].map(ratio_cell);
+            all.push(Judged {
+                near: if is_known { near } else { Near::NotDecided },
+                row: [(*name).into(), quantity.into(), gcc, fujitsu, text],
+            });
         }
     }
-    let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join("; ")));
+    all
+}
+
+fn in_sentence(what: &str, all: &[Judged], is_it: impl Fn(Near) -> bool) -> Option<String> {
+    let text = |Judged { row: [name, quantity, gcc, fujitsu, here], .. }: &Judged| {
+        format!("{name}, {quantity} ({gcc} and {fujitsu} published, {here} here)")
+    };
+    let texts: Vec<String> = all.iter().filter(|judged| is_it(judged.near)).map(text).collect();
+    (!texts.is_empty()).then(|| format!("{what}: {}.", texts.join("; ")))
+}
+
+/// Ratios of ours beside the published ones of the same problem. Those that differ come first in the report.
+fn beside(results: &Results) -> Section {
+    let columns = ["published, gcc", "published, Fujitsu", "here (95 %)"].map(Column::number);
+    let all = judged(results);
+    let grid = Grid {
+        caption: "Large pages to base pages: 2 MiB to 64 KiB, but times of this host are to 4 KiB pages".into(),
+        columns: [Column::text("size"), Column::text("quantity")].into_iter().chain(columns).collect(),
+        rows: all.iter().map(|judged| judged.row.to_vec()).collect(),
+    };
     let told = [
-        sentence("Different from the published ratios", &otherwise),
-        sentence("As published, counts within a factor of two and cycles within 3 percent", &alike),
-        grid.rows.is_empty().then(|| "Nothing was measured or simulated yet.".to_owned()),
+        in_sentence("As published, counts within a factor of two, cycles and times within 2 %", &all, |near| {
+            near == Near::Yes
+        }),
+        in_sentence("Not decided, as the interval reaches beyond 2 %", &all, |near| near == Near::NotDecided),
+        all.is_empty().then(|| "Nothing was measured or simulated yet.".to_owned()),
     ];
     Section {
         title: "Beside the published ratios".into(),
@@ -203,7 +259,6 @@ fn time(results: &Results) -> Section {
         columns: ["size", "pages"].map(Column::text).into_iter().chain(numbers.map(Column::number)).collect(),
         rows: vec![],
     };
-    let (mut changed, mut same, mut unknown) = (vec![], vec![], vec![]);
     for Row { name, .. } in ROWS {
         let seconds = |arm: &str| mean_of_the_middle(values(results, name, arm, Metric::Seconds));
         for (arm, _) in &ARMS[..3] {
@@ -211,37 +266,62 @@ fn time(results: &Results) -> Section {
             let ratio = here.zip(seconds(ARMS[0].0)).map(|(here, none)| here / none);
             let runs = values(results, name, arm, Metric::Seconds).len().to_string();
             let saves = ours.as_ref().map_or_else(|| "-".into(), saved);
-            grid.rows.push(vec![name.into(), (*arm).into(), runs, cell(here), cell(ratio), saves.clone()]);
-            let text = format!("{name} on {arm} ({saves})");
-            match ours.map(|ours| ours.verdict) {
-                Some(Verdict::Better | Verdict::Worse) => changed.push(text),
-                Some(Verdict::Indistinguishable) => same.push(text),
-                Some(Verdict::Unknown) => unknown.push(text),
-                None => {}
-            }
+            grid.rows.push(vec![name.into(), (*arm).into(), runs, cell(here), cell(ratio), saves]);
         }
     }
     Section {
         title: "Did the time change?".into(),
-        paragraphs: [control(&changed, &same, &unknown), vec![THEIRS.into()]].concat(),
+        paragraphs: [changed(results).told(), vec![THEIRS.into()]].concat(),
         tables: vec![grid],
         plots: vec![],
     }
 }
 
-/// Result of the negative control on this machine, in sentences.
-fn control(changed: &[String], same: &[String], unknown: &[String]) -> Vec<String> {
-    let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
-    let all = [
-        sentence(
-            "The negative control fails here: time changed (in the published runs by at most 10 %, up or down)",
-            changed,
-        ),
-        sentence("Time did not change, as published", same),
-        sentence("Too few rounds to tell", unknown),
-    ];
-    let all: Vec<String> = all.into_iter().flatten().collect();
-    if all.is_empty() { vec!["No time was measured yet.".into()] } else { all }
+/// Result of the negative control on this machine: sizes and pages by what their intervals show.
+#[derive(Default)]
+struct Changed {
+    changed: Vec<String>,
+    same: Vec<String>,
+    open: Vec<String>,
+    unknown: Vec<String>,
+}
+
+fn changed(results: &Results) -> Changed {
+    let mut all = Changed::default();
+    for Row { name, .. } in &ROWS {
+        for (arm, _) in &ARMS[1..3] {
+            let Some(ours) = times(results, name, arm, ARMS[0].0) else { continue };
+            let text = format!("{name} on {arm} ({})", saved(&ours));
+            let of = match (Equivalence::of(&ours), ours.verdict) {
+                (_, Verdict::Unknown) => &mut all.unknown,
+                (Equivalence::Within, _) => &mut all.same,
+                (_, Verdict::Better | Verdict::Worse) => &mut all.changed,
+                (_, Verdict::Indistinguishable) => &mut all.open,
+            };
+            of.push(text);
+        }
+    }
+    all
+}
+
+impl Changed {
+    /// Where the control fails, in a sentence.
+    fn otherwise(&self) -> Option<String> {
+        let what = "The negative control fails here: time changed (in the published runs by at most 10 %, up or down)";
+        sentence(what, &self.changed)
+    }
+
+    /// All else in sentences.
+    fn told(&self) -> Vec<String> {
+        let all = [
+            sentence("No difference within 2 % of the time", &self.same),
+            sentence("Not decided, as the interval has 0 % in it and reaches beyond 2 %", &self.open),
+            sentence("Too few rounds to tell", &self.unknown),
+        ];
+        let is_nothing = self.changed.is_empty() && all.iter().all(Option::is_none);
+        let none = is_nothing.then(|| "No time was measured yet.".to_owned());
+        all.into_iter().flatten().chain(none).collect()
+    }
 }
 
 const THEIRS: &str = "The published cycles on 2 MiB pages are 0.96, 0.94, 1.10 and 1.00 of those on 64 KiB pages; \
@@ -281,7 +361,7 @@ fn ratios(results: &Results) -> Section {
         size. The published CPU_CYCLES are from the raw counters; ours are not simulated (see the times).";
     Section {
         title: "Ratios of counters".into(),
-        paragraphs: fell(results, &sizes).into_iter().chain([notes.into()]).collect(),
+        paragraphs: misses_of_sizes(results, |falls| falls).into_iter().chain([notes.into()]).collect(),
         tables: vec![grid],
         plots: vec![],
     }
@@ -338,20 +418,30 @@ fn metric_of(counter: &str) -> Option<Metric> {
     }
 }
 
-/// Whether large pages reduced the misses, size by size.
-fn fell(results: &Results, sizes: &[&str]) -> Vec<String> {
+/// Sizes with fewer misses on large pages, or with as many or more, as in `is_wanted`; each in a sentence.
+fn misses_of_sizes(results: &Results, is_wanted: impl Fn(bool) -> bool) -> Vec<String> {
     let of = |name: &str, arm: usize| value(results, name, ARMS[arm].0, Metric::DtlbMisses);
-    let sentence = |name: &&str| {
+    let sentence = |row: &Row| {
+        let name = row.name;
         let (base, huge) = (of(name, 4)?, of(name, 5)?);
-        let what = if huge < base { "fall as published" } else { "do not fall, unlike the published ones" };
+        let falls = huge < base;
+        let what = if falls { "fall as published" } else { "do not fall, unlike the published ones" };
         let part = cell(Some(huge / base));
         let [base, huge] = [base, huge].map(|misses| millions(Some(misses)));
-        Some(format!(
-            "{name}: misses of both levels {what}, from {base} to {huge} million per pass: {part} of those on 64 KiB \
-             pages, the base pages of the published runs."
-        ))
+        is_wanted(falls).then(|| {
+            format!(
+                "{name}: misses of both levels {what}, from {base} to {huge} million per pass: {part} of those on 64 \
+                 KiB pages, the base pages of the published runs."
+            )
+        })
     };
-    sizes.iter().filter_map(sentence).collect()
+    simulated().filter_map(sentence).collect()
+}
+
+/// Sizes with as many or more misses on large pages, in sentences.
+fn more_misses(results: &Results) -> Option<String> {
+    let all = misses_of_sizes(results, |falls| !falls);
+    (!all.is_empty()).then(|| all.join(" "))
 }
 
 #[cfg(test)]
@@ -390,13 +480,11 @@ mod tests {
             ("amr 108 MiB", "2M on A64FX") => Some((Metric::DtlbMisses, 1e4)),
             _ => None,
         });
+        let lead = A64fx.lead(&results);
         let [beside, time, _, ratios, cycles] = A64fx.sections(&results).try_into().expect("five");
-        assert!(
-            time.paragraphs[0].contains("time changed") && time.paragraphs[0].contains("amr 108 MiB on THP (25.0 %"),
-            "{:?}",
-            time.paragraphs
-        );
-        assert!(time.paragraphs[1].starts_with("Time did not change, as published: amr 108 MiB on hugetlb"));
+        assert!(lead[0].contains("time changed") && lead[0].contains("amr 108 MiB on THP (25.0 %"), "{lead:?}");
+        let begin = "Not decided, as the interval has 0 % in it and reaches beyond 2 %: amr 108 MiB on hugetlb";
+        assert!(time.paragraphs[0].starts_with(begin), "{:?}", time.paragraphs);
         assert_eq!(time.tables[0].rows[8][..5], ["amr 108 MiB", "THP", "7", "3.000", "0.7500"]);
         assert!(
             ratios.paragraphs[0].contains("fall as published, from 1.000 to 0.0100 million"),
@@ -407,12 +495,14 @@ mod tests {
         assert_eq!(row[1..5], ["-", "-", "0.0100", "-"]);
         assert!(cycles.tables[0].rows[1][0].contains("predicted") && cycles.paragraphs.len() == 1, "{cycles:?}");
         assert_eq!(row[5..9], ["0.0002", "0.0100", "0.0300", "0.0300"]);
-        let [otherwise, alike] = &beside.paragraphs[..] else { panic!("{:?}", beside.paragraphs) };
+        let otherwise = &lead[1];
         assert!(otherwise.ends_with("amr 108 MiB, cycles; here time, THP (1.097 and 0.9966 published, 0.7500 here)."));
         assert!(
             otherwise.contains("amr 108 MiB, misses of both levels, simulated (0.0300 and 0.0300 published, 0.0100")
         );
-        assert!(alike.contains("amr 108 MiB, cycles; here time, hugetlb"), "{alike}");
+        assert_eq!(lead[2..], ["Measured in a process: 1 of 6 rows; in guests: 0."]);
+        let [open] = &beside.paragraphs[..] else { panic!("{:?}", beside.paragraphs) };
+        assert!(open.starts_with("Not decided") && open.contains("here time, hugetlb (1.097 and 0.9966 p"), "{open}");
         let titles: Vec<&str> = ratios.tables[0].columns.iter().map(|column| &*column.title).collect();
         assert!(titles[1..9].iter().all(|title| title.contains("2M : 64K")), "{titles:?}");
         assert!(titles[9..].iter().all(|title| title.contains("2M : 4K")), "{titles:?}");
@@ -439,7 +529,41 @@ mod tests {
                 ["eos 1 GiB", "misses of the first level, simulated", "0.0300", "0.0500", "below 0.0001"],
             ]
         );
-        let different = "Different from the published ratios: eos 110 MiB, cycles; here time, THP";
-        assert!(beside.paragraphs[0].starts_with(different), "{:?}", beside.paragraphs);
+        let different = "Otherwise than the published ratios: eos 110 MiB, cycles; here time, THP";
+        assert!(A64fx.lead(&results)[1].starts_with(different), "{:?}", A64fx.lead(&results));
+    }
+
+    #[test]
+    fn a_time_with_an_interval_beyond_two_percent_is_neither_as_published_nor_unchanged() {
+        let seconds = |spread: f64| {
+            let results = results_of(A64fx.define(&host()), |case, arm, round| match (case, arm) {
+                ("amr 4 GiB", "none") => Some((Metric::Seconds, 100.0)),
+                ("amr 4 GiB", "THP") => Some((Metric::Seconds, 100.0 + spread * (f64::from(round) - 4.0))),
+                _ => None,
+            });
+            let of = |section: usize| A64fx.sections(&results)[section].paragraphs[0].clone();
+            assert_eq!(A64fx.lead(&results).len(), 1, "nothing came otherwise");
+            [of(0), of(1)]
+        };
+        let [beside, time] = seconds(4.0);
+        assert!(beside.starts_with("Not decided") && time.starts_with("Not decided"), "{beside} {time}");
+        let [beside, time] = seconds(0.5);
+        assert!(beside.starts_with("As published"), "{beside}");
+        assert!(time.starts_with("No difference within 2 % of the time: amr 4 GiB on THP"), "{time}");
+    }
+
+    #[test]
+    fn nine_gibibytes_run_with_long_and_guests_also_have_transparent_huge_pages() {
+        let cells = |host: &HostFacts| A64fx.define(host).cases[5].cells.clone();
+        let is_only_with_long = |cell: &Cell| matches!(cell, Cell::Absent(why) if why.starts_with("only with --long"));
+        let short = cells(&host());
+        assert!([0, 1, 2, 6, 9].iter().all(|cell| is_only_with_long(&short[*cell])), "{short:?}");
+        let long = HostFacts { wants_long_runs: true, ..host() };
+        assert!([0, 1, 2, 6, 9].iter().all(|cell| matches!(cells(&long)[*cell], Cell::Job(_))));
+        let little = HostFacts { memory_available_mib: 8 << 10, ..long.clone() };
+        assert_eq!(cells(&little)[0], Cell::Absent("needs 9129 MiB: this host has 8192 MiB available".into()));
+        let arms = A64fx.define(&long).arms;
+        let guests: Vec<&str> = arms[6..].iter().map(|arm| &*arm.name).collect();
+        assert_eq!(guests, ["guest never", "guest hugetlb", "guest THP", "guest auto"]);
     }
 }

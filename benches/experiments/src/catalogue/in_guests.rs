@@ -7,7 +7,7 @@
 //! ```
 
 use crate::catalogue::programs::{InGuest, Program};
-use crate::catalogue::versus_published::{cell, saved, times};
+use crate::catalogue::versus_published::{cell, saved, sentence, times};
 use crate::definition::{Arm, Cell, HostFacts};
 use crate::report::common_sections::decimals;
 use crate::report::{Column, Grid, Section};
@@ -17,28 +17,28 @@ use wideleaf_measure::statistics::Comparison;
 /// Difference between two savings from which a row is named, in percent of the time.
 const NAMED_FROM_PERCENT: f64 = 3.0;
 
-/// The arms for a publication with this mechanism, first the one on base pages.
-fn ways(mechanism: InGuest) -> Vec<InGuest> {
-    let mut ways = vec![InGuest::Never, mechanism, InGuest::Auto];
-    if mechanism != InGuest::Hugetlb {
+/// The arms for a publication with these mechanisms, first the one on base pages.
+fn ways(mechanisms: &[InGuest]) -> Vec<InGuest> {
+    let mut ways = [&[InGuest::Never][..], mechanisms, &[InGuest::Auto]].concat();
+    if !mechanisms.contains(&InGuest::Hugetlb) {
         ways.push(InGuest::Hugetlb);
     }
     ways
 }
 
 /// Arms of guests, for the end of a list of arms.
-pub(super) fn arms(mechanism: InGuest) -> Vec<Arm> {
-    Arm::all(&ways(mechanism).iter().map(|way| (way.arm(), way.summary())).collect::<Vec<_>>())
+pub(super) fn arms(mechanisms: &[InGuest]) -> Vec<Arm> {
+    Arm::all(&ways(mechanisms).iter().map(|way| (way.arm(), way.summary())).collect::<Vec<_>>())
 }
 
 /// Cells of a program in guests, in the order of [`arms`].
-pub(super) fn cells(program: &Program, mechanism: InGuest, threads: u32, host: &HostFacts) -> Vec<Cell> {
-    ways(mechanism).into_iter().map(|way| program.in_guest(way, threads, host)).collect()
+pub(super) fn cells(program: &Program, mechanisms: &[InGuest], threads: u32, host: &HostFacts) -> Vec<Cell> {
+    ways(mechanisms).into_iter().map(|way| program.in_guest(way, threads, host)).collect()
 }
 
 /// Cells of a case that has no guests.
-pub(super) fn absent(mechanism: InGuest, why: &Cell) -> Vec<Cell> {
-    ways(mechanism).iter().map(|_| why.clone()).collect()
+pub(super) fn absent(mechanisms: &[InGuest], why: &Cell) -> Vec<Cell> {
+    ways(mechanisms).iter().map(|_| why.clone()).collect()
 }
 
 /// A row of the table: a case and the published saving of large pages, in percent of the time, if there is one.
@@ -48,8 +48,8 @@ pub(super) struct Published {
 }
 
 /// Savings of time: published, in a process, and in guests. `process` are the arms on base and on large pages.
-pub(super) fn section(results: &Results, mechanism: InGuest, process: [&str; 2], rows: &[Published]) -> Section {
-    let large = &ways(mechanism)[1..];
+pub(super) fn section(results: &Results, mechanisms: &[InGuest], process: [&str; 2], rows: &[Published]) -> Section {
+    let large = &ways(mechanisms)[1..];
     let guests = large.iter().map(|way| Column::number(way.arm()));
     let head = [Column::text("program"), Column::number("published, %"), Column::number("process")];
     let mut grid = Grid {
@@ -75,7 +75,6 @@ pub(super) fn section(results: &Results, mechanism: InGuest, process: [&str; 2],
         let texts = texts.map(|times| times.as_ref().map_or_else(|| "-".into(), saved));
         grid.rows.push([case.clone(), cell(*saved_percent)].into_iter().chain(texts).collect());
     }
-    let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
     let told = [
         sentence("A guest saves over 3 percent of its time more or less than the process does, by the medians", &far),
         sentence("Within 3 percent of the time", &near),
@@ -95,9 +94,10 @@ fn percent(times: &Comparison) -> f64 {
     (1.0 - times.interval.median) * 100.0
 }
 
-const NOTES: &str = "Guests use 2 MiB pages in their own tables in all arms, so that the arms differ in the host's \
-    pages only. The actions of the managers, coverage, bloat and KVM's mappings are in the tables of figures and \
-    actions.";
+const NOTES: &str = "Guests use 2 MiB pages in their own tables in all arms. The arms differ in the host's pages, and \
+    in what backs the RAM: a memfd under `reservation`, the pool under `hugetlb`, anonymous memory otherwise. A guest \
+    with a wrong result has no figure. Coverage, bloat and KVM's mappings are in the tables of figures, the actions of \
+    the managers in those of actions.";
 
 #[cfg(test)]
 mod tests {
@@ -110,6 +110,10 @@ mod tests {
     const PROCESS: [&str; 2] = ["base", "huge"];
 
     fn experiment(mechanism: InGuest) -> Experiment {
+        experiment_of(&[mechanism])
+    }
+
+    fn experiment_of(mechanisms: &[InGuest]) -> Experiment {
         let of_process = PROCESS.map(|name| Arm { name: name.into(), summary: String::new() });
         let program = program("CG B");
         let host = HostFacts { wants_long_runs: true, ..host() };
@@ -120,8 +124,8 @@ mod tests {
             question: String::new(),
             source: None,
             rounds: 6,
-            arms: of_process.into_iter().chain(arms(mechanism)).collect(),
-            cases: vec![program.case(native.into_iter().chain(cells(program, mechanism, 1, &host)).collect())],
+            arms: of_process.into_iter().chain(arms(mechanisms)).collect(),
+            cases: vec![program.case(native.into_iter().chain(cells(program, mechanisms, 1, &host)).collect())],
         }
     }
 
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arms_differ_in_the_hosts_pages_and_their_policy_only() {
+    fn the_arms_differ_in_the_hosts_pages_their_backing_and_their_policy() {
         let reservation = experiment(InGuest::Reservation);
         let names: Vec<&str> = reservation.arms.iter().map(|arm| &*arm.name).collect();
         assert_eq!(names[2..], ["guest never", "guest reservation", "guest auto", "guest hugetlb"]);
@@ -141,9 +145,15 @@ mod tests {
             assert!(command.contains("npb.cg") && command.contains(&format!("\"{policy}\"")), "{command}");
             assert!(!command.contains("--native"), "{command}");
         }
-        let [short, long] = ["CG A", "CG B"].map(|name| cells(program(name), InGuest::AtFault, 1, &host()));
+        for (command, backing) in commands(&reservation).iter().zip(["anon", "memfd", "anon", "hugetlb"]) {
+            assert!(command.contains(&format!("\"--backing\", \"{backing}\"")), "{command}");
+        }
+        let both = commands(&experiment_of(&[InGuest::Hugetlb, InGuest::Thp]));
+        let is_thp = |command: &String| command.contains("\"anon\", \"--host-page\", \"2m\", \"--policy\", \"never\"");
+        assert_eq!(both.iter().map(is_thp).collect::<Vec<_>>(), [false, false, true, false], "{both:?}");
+        let [short, long] = ["CG A", "CG B"].map(|name| cells(program(name), &[InGuest::AtFault], 1, &host()));
         assert!(short.iter().all(|cell| matches!(cell, Cell::Job(_))), "{short:?}");
-        assert_eq!(long, absent(InGuest::AtFault, &Cell::Absent("only with --long: a run takes about 32 s".into())));
+        assert_eq!(long, absent(&[InGuest::AtFault], &Cell::Absent("only with --long: a run takes about 32 s".into())));
     }
 
     #[test]
@@ -158,7 +168,7 @@ mod tests {
             Some((Metric::Seconds, seconds + f64::from(round) / 1000.0))
         });
         let rows = [Published { case: "CG B".into(), saved_percent: Some(45.9) }];
-        let section = section(&results, InGuest::AtFault, PROCESS, &rows);
+        let section = section(&results, &[InGuest::AtFault], PROCESS, &rows);
         let row = &section.tables[0].rows[0];
         assert_eq!(row[..2], ["CG B", "45.90"]);
         let saves = row[2..].iter().map(|text| text.split_once(" % (").map(|(median, _)| median));

@@ -45,6 +45,8 @@ pub(super) enum InGuest {
     Auto,
     /// Pages of the hugetlb pool from the start.
     Hugetlb,
+    /// Transparent huge pages from the start.
+    Thp,
 }
 
 impl InGuest {
@@ -56,6 +58,7 @@ impl InGuest {
             InGuest::AtFault => "guest at-fault",
             InGuest::Auto => "guest auto",
             InGuest::Hugetlb => "guest hugetlb",
+            InGuest::Thp => "guest THP",
         }
     }
 
@@ -67,6 +70,7 @@ impl InGuest {
             InGuest::AtFault => "a guest, 2 MiB pages at the first touch",
             InGuest::Auto => "a guest that starts on 4 KiB pages and is promoted by `auto` while it runs",
             InGuest::Hugetlb => "a guest, its RAM on 2 MiB pages of the hugetlb pool from the start",
+            InGuest::Thp => "a guest, its RAM on transparent huge pages of 2 MiB from the start",
         }
     }
 
@@ -78,6 +82,7 @@ impl InGuest {
             InGuest::AtFault => ("anon", "4k", "at-fault"),
             InGuest::Auto => ("anon", "4k", "auto"),
             InGuest::Hugetlb => ("hugetlb", "2m", "never"),
+            InGuest::Thp => ("anon", "2m", "never"),
         };
         ["--backing", backing, "--host-page", page, "--policy", policy]
     }

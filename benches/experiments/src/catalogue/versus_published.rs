@@ -2,26 +2,127 @@
 //! repeat a published form.
 //!
 //! ```text
-//!   published: saved 45.9 %   ours: 0.981 (0.962 - 1.004) of the time ──▶ "…, indistinguishable here: CG B"
+//!   saved, percent         0            published, within 2 %
+//!   ───────────────────────┼──────────────────────[═══x═══]──────────▶
+//!    ├──┤ opposite sign  ├─┼─┤ none within 2 %     ├─┤ as published
+//!         ├────────────────┼──┤ not decided         ├───────┤ the same sign   ├──┤ more
 //! ```
 
 use crate::metric::{Better, Metric};
-use crate::report::common_sections::{decimals, number};
+use crate::report::common_sections::{decimals, left_out, number};
 use crate::results::Results;
-use wideleaf_measure::statistics::{Comparison, Verdict};
+use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict};
 
 /// Published differences below this count as none, in percent: repeated runs of the authors spread as far.
 const THEIRS_MIN_PERCENT: f64 = 1.0;
+/// Largest difference that counts as equal, in percent of the time on base pages.
+const MARGIN_PERCENT: f64 = Equivalence::MARGIN * 100.0;
+
+/// Published saving of time by large pages, in percent of the time on base pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Theirs {
+    /// Lowest saving that the publication allows.
+    low: f64,
+    /// Highest saving that the publication allows.
+    high: f64,
+    /// Whether a number is printed; otherwise the text says that there is no difference.
+    is_printed: bool,
+}
+
+impl Theirs {
+    /// No significant difference, without a number.
+    pub(super) const NONE: Theirs = Theirs { low: 0.0, high: 0.0, is_printed: false };
+
+    /// A saving of time.
+    pub(super) const fn percent(saved: f64) -> Theirs {
+        Theirs { low: saved, high: saved, is_printed: true }
+    }
+
+    /// An improvement of time or of speed: the text does not say which.
+    pub(super) fn of_time_or_speed(percent: f64) -> Theirs {
+        Theirs { low: percent / (1.0 + percent / 100.0), high: percent, is_printed: true }
+    }
+
+    /// Sign of the saving; 0 if there is almost none.
+    fn sign(self) -> i32 {
+        match self {
+            Theirs { low, .. } if low >= THEIRS_MIN_PERCENT => 1,
+            Theirs { high, .. } if high <= -THEIRS_MIN_PERCENT => -1,
+            _ => 0,
+        }
+    }
+
+    fn in_words(self) -> String {
+        match decimals(self.high, 1) {
+            _ if !self.is_printed => "none published".into(),
+            loss if self.sign() < 0 => format!("published loss: {loss} %"),
+            saved => format!("{saved} % published"),
+        }
+    }
+}
 
 /// A published result and ours.
 #[derive(Debug)]
 pub(super) struct Pair {
     /// Name of the case.
     pub case: String,
-    /// Published saving of time by large pages, in percent of the time on base pages.
-    pub theirs_percent: f64,
+    /// Published saving of time by large pages.
+    pub theirs: Theirs,
     /// Ratio of the time on large pages to that on base pages on this host, if measured.
     pub ours: Option<Comparison>,
+}
+
+/// What a measurement shows beside a published one. The order is that of the sentences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    OppositeSign,
+    NoneHere,
+    OnlyHere,
+    OtherAmount,
+    AsPublished,
+    SameSign,
+    NotDecided,
+    TooFewRounds,
+}
+
+impl Standing {
+    /// Standings that differ from the published result, then the others, each with the begin of its sentence.
+    const OTHERWISE: [(Standing, &str); 4] = [
+        (
+            Standing::OppositeSign,
+            "Otherwise than published, large pages save time in one of both (published, here) and cost time in the \
+             other",
+        ),
+        (Standing::NoneHere, "Otherwise than published, no difference within 2 % here"),
+        (Standing::OnlyHere, "Otherwise than published, a difference here, where almost none is published"),
+        (Standing::OtherAmount, "Otherwise than published, over 2 % of the time more or less is saved"),
+    ];
+    const REST: [(Standing, &str); 4] = [
+        (Standing::AsPublished, "As published, within 2 % of the time"),
+        (Standing::SameSign, "Same sign as published; whether the amount is the same within 2 % is not decided"),
+        (Standing::NotDecided, "Not decided, as the interval has 0 % in it and reaches beyond 2 %"),
+        (Standing::TooFewRounds, "Too few rounds to tell"),
+    ];
+
+    fn of(theirs: Theirs, ours: &Comparison) -> Standing {
+        let [least, most] = [ours.interval.high, ours.interval.low].map(|ratio| (1.0 - ratio) * 100.0);
+        let is_within = |low: f64, high: f64| least >= low - MARGIN_PERCENT && most <= high + MARGIN_PERCENT;
+        let here = match ours.verdict {
+            Verdict::Better => 1,
+            Verdict::Worse => -1,
+            Verdict::Indistinguishable => 0,
+            Verdict::Unknown => return Standing::TooFewRounds,
+        };
+        match theirs.sign() {
+            _ if is_within(theirs.low, theirs.high) => Standing::AsPublished,
+            sign if sign != 0 && is_within(0.0, 0.0) => Standing::NoneHere,
+            _ if here == 0 => Standing::NotDecided,
+            0 => Standing::OnlyHere,
+            sign if sign != here => Standing::OppositeSign,
+            _ if most < theirs.low - MARGIN_PERCENT || least > theirs.high + MARGIN_PERCENT => Standing::OtherAmount,
+            _ => Standing::SameSign,
+        }
+    }
 }
 
 /// Ratios of the time in one arm to that in another, by pairs.
@@ -29,52 +130,41 @@ pub(super) fn times(results: &Results, case: &str, arm: &str, to: &str) -> Optio
     Comparison::of(&results.ratios(case, arm, to, Metric::Seconds), Better::Lower)
 }
 
-/// The comparison in sentences, with disagreements first. Each sentence is derived from the numbers.
+/// The results that differ from the published ones in sentences, which come before all others of a report.
+pub(super) fn otherwise(pairs: &[Pair]) -> Vec<String> {
+    sentences(pairs, &Standing::OTHERWISE)
+}
+
+/// All other results in sentences.
 pub(super) fn told(pairs: &[Pair]) -> Vec<String> {
-    let (mut opposite, mut not_here, mut only_here, mut alike, mut unknown) = (vec![], vec![], vec![], vec![], vec![]);
-    for pair in pairs {
-        let Some(ours) = &pair.ours else { continue };
-        let sign = match pair.theirs_percent {
-            saved if saved >= THEIRS_MIN_PERCENT => 1,
-            saved if saved <= -THEIRS_MIN_PERCENT => -1,
-            _ => 0,
-        };
-        let here = match ours.verdict {
-            Verdict::Better => 1,
-            Verdict::Worse => -1,
-            Verdict::Indistinguishable => 0,
-            Verdict::Unknown => {
-                unknown.push(pair.case.clone());
-                continue;
-            }
-        };
-        let there = match decimals(pair.theirs_percent, 1) {
-            loss if sign < 0 => format!("published loss: {loss} %"),
-            saved => format!("{saved} % published"),
-        };
-        let text = format!("{} ({there}, {} here)", pair.case, saved(ours));
-        match (sign, here) {
-            (1, -1) | (-1, 1) => opposite.push(text),
-            (_, 0) if sign != 0 => not_here.push(text),
-            (0, _) if here != 0 => only_here.push(text),
-            _ => alike.push(text),
-        }
+    if pairs.iter().all(|pair| pair.ours.is_none()) {
+        return vec!["No time was measured yet.".into()];
     }
-    let sentence = |what: &str, of: Vec<String>| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
-    let all: Vec<String> = [
-        sentence(
-            "Opposite sign: large pages save time in one of both (published, here) and cost time in the other",
-            opposite,
-        ),
-        sentence("Published difference, indistinguishable here", not_here),
-        sentence("Almost no published difference, but a difference here", only_here),
-        sentence("As published", alike),
-        sentence("Too few rounds to tell", unknown),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    if all.is_empty() { vec!["No time was measured yet.".into()] } else { all }
+    sentences(pairs, &Standing::REST)
+}
+
+/// First paragraphs of a report: what came otherwise than published, and how many rows were left out.
+pub(super) fn lead(results: &Results, otherwise: Vec<String>) -> Vec<String> {
+    otherwise.into_iter().chain(left_out::count(results)).collect()
+}
+
+fn sentences(pairs: &[Pair], standings: &[(Standing, &str)]) -> Vec<String> {
+    let of = |(standing, what): &(Standing, &str)| {
+        let texts: Vec<String> = pairs.iter().filter_map(|pair| pair_in_words(pair, *standing)).collect();
+        sentence(what, &texts)
+    };
+    standings.iter().filter_map(of).collect()
+}
+
+/// The pair in words, if it has this standing.
+fn pair_in_words(pair: &Pair, standing: Standing) -> Option<String> {
+    let ours = pair.ours.as_ref().filter(|ours| Standing::of(pair.theirs, ours) == standing)?;
+    Some(format!("{} ({}, {} here)", pair.case, pair.theirs.in_words(), saved(ours)))
+}
+
+/// A sentence with a list; `None` if the list is empty.
+pub(super) fn sentence(what: &str, of: &[String]) -> Option<String> {
+    (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")))
 }
 
 /// Time saved in percent with its interval, from a ratio of times.
@@ -121,34 +211,66 @@ pub(super) fn millions(count: Option<f64>) -> String {
 mod tests {
     use super::*;
 
-    fn pair(case: &str, theirs_percent: f64, times: [f64; 6]) -> Pair {
-        Pair { case: case.into(), theirs_percent, ours: Comparison::of(&times, Better::Lower) }
+    fn pair(case: &str, theirs: Theirs, saved_percent: [f64; 6]) -> Pair {
+        let times = saved_percent.map(|saved| 1.0 - saved / 100.0);
+        Pair { case: case.into(), theirs, ours: Comparison::of(&times, Better::Lower) }
+    }
+
+    /// Six values from `low` to `high`.
+    fn between(low: f64, high: f64) -> [f64; 6] {
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].map(|share| low + (high - low) * share)
     }
 
     #[test]
     fn disagreements_with_the_published_results_come_first() {
         let pairs = [
-            pair("a", 10.0, [0.90, 0.91, 0.92, 0.90, 0.91, 0.92]),
-            pair("b", 10.0, [1.10, 1.11, 1.12, 1.10, 1.11, 1.12]),
-            pair("c", -2.0, [0.99, 1.01, 0.98, 1.02, 1.0, 1.0]),
-            pair("d", 0.5, [0.90, 0.91, 0.92, 0.90, 0.91, 0.92]),
+            pair("a", Theirs::percent(9.5), between(8.0, 10.0)),
+            pair("b", Theirs::percent(10.0), between(-12.0, -10.0)),
+            pair("c", Theirs::percent(-3.0), between(-0.5, 1.5)),
+            pair("d", Theirs::percent(0.5), between(8.0, 10.0)),
+            pair("e", Theirs::percent(13.6), between(38.0, 50.0)),
         ];
-        let told = told(&pairs);
-        assert!(told[0].contains("cost time in the other: b (10.0 % published, -11"), "{}", told[0]);
-        assert!(
-            told[1].starts_with("Published difference, indistinguishable here: c (published loss: -2.0 %,"),
-            "{}",
-            told[1]
+        let first = otherwise(&pairs);
+        assert_eq!(first.len(), 4, "{first:?}");
+        assert!(first[0].contains("cost time in the other: b (10.0 % published, -11"), "{}", first[0]);
+        assert!(first[1].contains("no difference within 2 % here: c (published loss: -3.0 %,"), "{}", first[1]);
+        assert!(first[2].contains("where almost none is published: d (0.5 % published"), "{}", first[2]);
+        assert!(first[3].contains("more or less is saved: e (13.6 % published"), "{}", first[3]);
+        assert_eq!(
+            told(&pairs),
+            ["As published, within 2 % of the time: a (9.5 % published, 9.0 % (8.0 - 10.0) here)."]
         );
-        assert!(told[2].starts_with("Almost no published difference, but a difference here: d"), "{}", told[2]);
-        assert!(told[3].starts_with("As published: a (10.0 % published, 9.0 % (8.0 - 10.0) here)"), "{}", told[3]);
+    }
+
+    #[test]
+    fn an_interval_that_reaches_beyond_two_percent_shows_neither_equality_nor_the_published_amount() {
+        let standing =
+            |theirs, low, high| Standing::of(theirs, &pair("a", theirs, between(low, high)).ours.expect("six"));
+        assert_eq!(standing(Theirs::percent(0.0), -0.5, 4.8), Standing::NotDecided, "0 is in it, and so is 4");
+        assert_eq!(standing(Theirs::percent(0.0), -13.3, 28.6), Standing::NotDecided);
+        assert_eq!(standing(Theirs::percent(0.0), -1.9, 1.9), Standing::AsPublished);
+        assert_eq!(standing(Theirs::NONE, -1.9, 1.9), Standing::AsPublished);
+        assert_eq!(standing(Theirs::NONE, 1.0, 3.0), Standing::OnlyHere);
+        assert_eq!(standing(Theirs::percent(21.6), 20.0, 27.2), Standing::SameSign);
+        assert_eq!(standing(Theirs::percent(21.6), 23.8, 27.2), Standing::OtherAmount);
+        assert_eq!(standing(Theirs::percent(21.6), 20.0, 23.0), Standing::AsPublished);
+        assert_eq!(standing(Theirs::percent(20.0), -5.3, 7.6), Standing::NotDecided);
+    }
+
+    #[test]
+    fn a_percentage_of_time_or_speed_allows_both() {
+        // 25 % faster takes 20 % less time.
+        let theirs = Theirs::of_time_or_speed(25.0);
+        let standing = |low, high| Standing::of(theirs, &pair("a", theirs, between(low, high)).ours.expect("six"));
+        assert_eq!([standing(18.5, 26.5), standing(10.0, 17.5)], [Standing::AsPublished, Standing::OtherAmount]);
+        assert_eq!([theirs, Theirs::NONE].map(Theirs::in_words), ["25.0 % published", "none published"]);
     }
 
     #[test]
     fn few_rounds_are_not_a_result() {
-        let three =
-            Pair { case: "a".into(), theirs_percent: 10.0, ours: Comparison::of(&[0.5, 0.5, 0.5], Better::Lower) };
-        assert_eq!(told(&[three]), ["Too few rounds to tell: a."]);
-        assert_eq!(told(&[]), ["No time was measured yet."]);
+        let ours = Comparison::of(&[0.5, 0.5, 0.5], Better::Lower);
+        let three = [Pair { case: "a".into(), theirs: Theirs::percent(10.0), ours }];
+        assert_eq!(told(&three), ["Too few rounds to tell: a (10.0 % published, 50.0 % (50.0 - 50.0) ? here)."]);
+        assert_eq!((otherwise(&three).len(), told(&[])), (0, vec!["No time was measured yet.".to_owned()]));
     }
 }
