@@ -328,6 +328,14 @@ impl Restorer {
         Ok(())
     }
 
+    /// Whether [`Restorer::start`] works with RAM of this kind.
+    ///
+    /// # Errors
+    /// [`RestoreError`], as there.
+    pub fn check_kind(ram: &GuestRam) -> Result<(), RestoreError> {
+        check_backing(ram)
+    }
+
     fn start_threads(shared: Arc<Shared>, door: Arc<LinuxDoor>) -> Result<Restorer, RestoreError> {
         let mut restorer = Restorer { shared, door: Arc::downgrade(&door), threads: Vec::new() };
         if restorer.shared.board.left() == 0 {

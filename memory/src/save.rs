@@ -20,8 +20,9 @@
 //!   logs. The saver claims every window in place and every log, so a manager that does not rest cannot take a window
 //!   aside: it is refused. A window that is aside when the save begins fails the save.
 //! - The machine is not reset during the save: [`crate::actuators::clear`] refuses while windows are claimed.
-//! - The closure pauses the VM ([`SecondLevel::pause`], which stops vCPUs and devices), calls [`LastPages::write`],
-//!   takes the machine's state and resumes the VM, also after an error.
+//! - The closure pauses the VM ([`SecondLevel::pause`], which stops vCPUs and devices), takes the machine's state,
+//!   calls [`LastPages::write`] and resumes the VM, also after an error. What can be done before the pause it does
+//!   first, and puts the pause off ([`LastPages::put_off`]).
 //!
 //! Memory that was never touched costs nothing: it is neither read nor allocated. Pages in the host's swap are read,
 //! and so come back into memory. Where a log has been cleared, KVM maps 4 KiB pages, and the next write to each page is
@@ -76,7 +77,8 @@ pub enum BeyondBound {
     PauseLonger,
     /// The last pages are left to the caller ([`LastPages::write_or_leave`]), which keeps RAM as it is: post-copy.
     Leave {
-        /// Number of rounds after which they are left even if further rounds would help; `None`: none.
+        /// Number of rounds after which they are left even if further rounds would help; `None`: none. A pause that is
+        /// put off comes after another round all the same.
         after_rounds: Option<NonZeroU32>,
     },
 }
@@ -140,12 +142,13 @@ pub struct SaveReport {
     pub rounds: Vec<SaveRound>,
     /// The last pages, during the pause.
     pub last: SaveRound,
-    /// Time from the call of [`LastPages::write`] until the caller's closure returned: the guest's pause, as far as the
-    /// closure does nothing else behind the resume.
+    /// Time that the caller named at [`LastPages::write`], and from that call until the caller's closure returned: the
+    /// guest's pause, as far as the closure does nothing else behind the resume.
     pub pause: Duration,
     /// Time of the whole save.
     pub duration: Duration,
-    /// Number of pauses that were broken off at once, because the guest wrote more before them than was expected.
+    /// Number of pauses that were broken off, because the guest wrote more before them than was expected, or because
+    /// the machine's state took too long.
     pub broken_off: u32,
     /// Whether the pause was at most as long as the limit.
     pub is_bound_met: bool,
@@ -197,10 +200,20 @@ pub enum SaveError {
         /// Expected length of the pause.
         needed: Duration,
     },
-    /// The guest wrote more before its pause than fits into it. The closure resumes the VM and returns this; the save
-    /// goes on.
-    #[error("the guest wrote more before its pause than fits into it; the save goes on")]
-    TooMuchLeft,
+    /// The machine's state alone takes longer than the pause.
+    #[error(
+        "cannot save within a pause of {bound:?}: the devices were at rest and their disks flushed only after {took:?}; \
+         allow a longer pause, or let the guest write less to its disks"
+    )]
+    StateTooLong {
+        /// Limit of the pause.
+        bound: Duration,
+        /// Time of the latest pause before its last pages.
+        took: Duration,
+    },
+    /// The pause is broken off or put off. The closure resumes the VM and returns this; the save goes on.
+    #[error("the pause of the guest was put off; the save goes on")]
+    GoesOn,
     /// Pages of a window cannot be read where the guest sees them.
     #[error("cannot save RAM: {window} is being moved; let the manager rest, and try again")]
     Moving {
@@ -255,7 +268,8 @@ pub struct Saver<'a> {
 impl Saver<'_> {
     /// Saves all RAM; see the module. `cancel` is looked at between windows, until the pause. `progress` is called by
     /// this thread, between windows and while it waits for the limit of bytes per second. `at_pause` is called again if
-    /// [`LastPages::write`] has refused: it then resumes the VM and returns that error, and the save goes on in rounds.
+    /// [`LastPages`] has said [`SaveError::GoesOn`]: it then resumes the VM and returns that error, and the save goes
+    /// on in rounds.
     ///
     /// # Errors
     /// [`SaveError`]. The sink's contents are then incomplete.
@@ -281,21 +295,15 @@ impl Saver<'_> {
         }
         let left = used.pages.into_iter().map(|(window, pages)| Job::reading(window, pages)).collect();
         let mut running = Running { saver: *self, logs, rounds, convergence: Convergence::new(limits), left };
-        let (state, paused_at, last) = loop {
+        let (state, Done { lasted, asked_at, last }) = loop {
             running.until_pause()?;
             let mut done = None;
-            let state = at_pause(LastPages(&mut || {
-                let (paused_at, last, left) = running.last_pages()?;
-                done = Some((paused_at, last));
-                Ok(left)
-            }));
-            if !running.convergence.has_broken_off() {
-                let state = state?;
-                let (paused_at, last) = done.ok_or(SaveError::NoLastPages)?;
-                break (state, paused_at, last);
+            let state = at_pause(LastPages(&mut |turn| running.take_turn(turn, &mut done)));
+            if !running.convergence.goes_on() {
+                break (state?, done.ok_or(SaveError::NoLastPages)?);
             }
         };
-        let pause = self.host.now().since(paused_at);
+        let pause = lasted + self.host.now().since(asked_at);
         let report = SaveReport {
             last,
             pause,
@@ -365,32 +373,64 @@ impl Running<'_> {
         }
     }
 
-    /// Saves what is left while the guest is paused, and returns when that began; or returns what is left.
-    fn last_pages(&mut self) -> Result<(Moment, SaveRound, Vec<LeftPages>), SaveError> {
-        let paused_at = self.saver.host.now();
+    /// Saves what is left while the guest is paused, or returns it; or the rounds go on.
+    fn take_turn(&mut self, turn: Turn, done: &mut Option<Done>) -> Result<Vec<LeftPages>, SaveError> {
+        let lasted = match turn {
+            Turn::Write { lasted } => lasted,
+            Turn::BreakOff { lasted } => {
+                self.convergence.break_off(Some(lasted));
+                return Err(SaveError::GoesOn);
+            }
+            Turn::PutOff => {
+                self.convergence.put_off();
+                return Err(SaveError::GoesOn);
+            }
+        };
+        let asked_at = self.saver.host.now();
         self.left = round::merged(std::mem::take(&mut self.left), self.saver.changed(&self.logs)?);
-        match self.convergence.in_pause(count(&self.left)) {
-            InPause::BreakOff => Err(SaveError::TooMuchLeft),
-            InPause::Write => Ok((paused_at, self.rounds.run_paused(&self.left)?, Vec::new())),
+        let (last, left) = match self.convergence.in_pause(count(&self.left), lasted) {
+            InPause::BreakOff => return Err(SaveError::GoesOn),
+            InPause::Write => (self.rounds.run_paused(&self.left)?, Vec::new()),
             InPause::Leave => {
                 let left = |job: &Job| LeftPages { window: job.window, pages: job.read, zero: job.zero };
-                Ok((paused_at, SaveRound::default(), self.left.iter().map(left).collect()))
+                (SaveRound::default(), self.left.iter().map(left).collect())
             }
-        }
+        };
+        *done = Some(Done { lasted, asked_at, last });
+        Ok(left)
     }
 }
 
-/// The pages that are left when the guest is paused.
-pub struct LastPages<'a>(&'a mut dyn FnMut() -> Result<Vec<LeftPages>, SaveError>);
+/// The last pages, once they are saved or left.
+struct Done {
+    /// Length of the pause before them.
+    lasted: Duration,
+    asked_at: Moment,
+    last: SaveRound,
+}
+
+/// What the caller does when only a pause is left.
+enum Turn {
+    /// The guest has been paused for this long: the last pages come.
+    Write { lasted: Duration },
+    /// The guest has been paused for this long, and has no state.
+    BreakOff { lasted: Duration },
+    /// The guest runs.
+    PutOff,
+}
+
+/// The pages that are left when the guest is paused, or is about to be.
+pub struct LastPages<'a>(&'a mut dyn FnMut(Turn) -> Result<Vec<LeftPages>, SaveError>);
 
 impl LastPages<'_> {
-    /// Writes them. Neither vCPUs nor devices run from before this call until the machine's state is taken.
+    /// Writes them in a pause that has lasted for this long. Neither vCPUs nor devices run from before this call until
+    /// the VM is resumed.
     ///
     /// # Errors
-    /// [`SaveError`] of the sink or of the logs; [`SaveError::TooMuchLeft`] at once if the guest wrote more before
-    /// it was paused than fits into the pause.
-    pub fn write(self) -> Result<(), SaveError> {
-        if self.write_or_leave()?.is_empty() { Ok(()) } else { Err(SaveError::NoLastPages) }
+    /// [`SaveError`] of the sink or of the logs; [`SaveError::GoesOn`] at once if they do not fit into the pause any
+    /// more.
+    pub fn write(self, lasted: Duration) -> Result<(), SaveError> {
+        if self.write_or_leave(lasted)?.is_empty() { Ok(()) } else { Err(SaveError::NoLastPages) }
     }
 
     /// The same; with [`BeyondBound::Leave`], pages that do not fit into the pause are returned and not written. The
@@ -398,8 +438,20 @@ impl LastPages<'_> {
     ///
     /// # Errors
     /// As [`LastPages::write`].
-    pub fn write_or_leave(self) -> Result<Vec<LeftPages>, SaveError> {
-        (self.0)()
+    pub fn write_or_leave(self, lasted: Duration) -> Result<Vec<LeftPages>, SaveError> {
+        (self.0)(Turn::Write { lasted })
+    }
+
+    /// Breaks off a pause that has lasted for this long, and in which the machine's state cannot be taken in time. The
+    /// closure resumes the VM and returns the result.
+    pub fn break_off(self, lasted: Duration) -> SaveError {
+        (self.0)(Turn::BreakOff { lasted }).err().unwrap_or(SaveError::NoLastPages)
+    }
+
+    /// Asks for another round before the pause: the guest has run on while the closure did something that took a while.
+    /// The closure returns the result.
+    pub fn put_off(self) -> SaveError {
+        (self.0)(Turn::PutOff).err().unwrap_or(SaveError::NoLastPages)
     }
 }
 

@@ -20,9 +20,10 @@ use wideleaf_memory::save::SaveLimits;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 
-use crate::migration::recovering::{self, Recovered, Rejoining};
+use crate::migration::kept::Doubt;
+use crate::migration::recovering::{self, Recovered, Rejoining, broken};
 use crate::migration::source::{self, Departing, End};
-use crate::snapshot::parts::{SavedParts, Shared, UnderWay};
+use crate::snapshot::parts::{SavedParts, Shared, UnderWay, unless_it_panics};
 use crate::snapshot::saving::{HowToPause, NewFiles, save};
 
 /// Interval between two looks whether a guest that is paused in doubt was ended.
@@ -114,7 +115,10 @@ impl SavingThread {
         if matches!(job.to, SaveTo::Again { .. }) && self.shared.serves.lock().is_some() {
             // Its connection may be dead without a sign; the thread is free in a moment.
             self.shared.set_replaced(true);
-            return jobs.send(job).map_err(|_| "cannot recover the VM: the thread that saves has ended".to_owned());
+            return jobs.try_send(job).map_err(|error| match error {
+                TrySendError::Full(_) => "cannot recover the VM: another `recover` of it begins; try again".into(),
+                TrySendError::Disconnected(_) => "cannot recover the VM: the thread that saves has ended".into(),
+            });
         }
         // From now on other requests know of it: the thread may begin only after the next of them.
         let mut under_way = self.shared.under_way.lock();
@@ -245,7 +249,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
         shared.uncancel();
         shared.set_replaced(false);
         let mut stays = None;
-        let answer = match to {
+        let answer = unless_it_panics(|| match to {
             SaveTo::Files { pause_max, stays_paused, base } => {
                 let how = HowToPause { at_most: pause_max, stays: stays_paused };
                 let saved = NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared));
@@ -259,7 +263,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
                 migrate(parts, Departing { to: address, pause_max, limits, post_copy, files }, shared)
             }
             SaveTo::Again { address } => recover(parts, Rejoining { to: address, files }, shared),
-        };
+        });
         *shared.progress.lock() = None;
         let reply = match answer {
             Ok(answer) => Reply::Ok(Box::new(answer)),
@@ -288,10 +292,10 @@ fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnsw
     if parts.is_filling() {
         return Err("cannot migrate the VM: its RAM has not all come yet; try again in a moment".to_owned());
     }
-    let end = source::migrate(parts, job, shared)?;
+    let end = unless_it_panics(|| source::migrate(parts, job, shared));
     let mut doubt = shared.doubt.lock();
     *shared.serves.lock() = None;
-    match end {
+    match end? {
         End::Left(view) => Ok(left(view, shared)),
         End::InDoubt(why) => Err(doubt.insert(why).why.clone()),
     }
@@ -309,7 +313,9 @@ fn recover(parts: &SavedParts, job: Rejoining, shared: &Shared) -> Result<VmAnsw
         *shared.serves.lock() = Some(job.to.clone());
         kept
     };
-    let recovered = recovering::recover(parts, kept, job, shared);
+    let to = job.to.clone();
+    let recovered = unless_it_panics(|| Ok(recovering::recover(parts, kept, job, shared)));
+    let recovered = recovered.unwrap_or_else(|why| Recovered::Lost(Doubt::new(broken(&to, &why))));
     let mut doubt = shared.doubt.lock();
     *shared.serves.lock() = None;
     match recovered {

@@ -293,7 +293,7 @@ impl Machine {
     /// # Errors
     /// Those of that function.
     pub fn save_state(&self) -> Result<MachineState, SaveError> {
-        self.saver().save_state()
+        self.saver().save_state(REST_WAIT_MAX)
     }
 
     /// Makes the devices look at their rings when it is called, as if their drivers had notified them. Does nothing

@@ -242,6 +242,13 @@ pub enum RestoreError {
     Kvm(#[from] KvmError),
 }
 
+impl SaveError {
+    /// Whether only time was missing: a request or a flush that was begun did not end.
+    pub fn is_late(&self) -> bool {
+        matches!(self, SaveError::Device { source: NotAtRest::Busy, .. })
+    }
+}
+
 impl From<SandboxError> for RestoreError {
     fn from(error: SandboxError) -> RestoreError {
         RestoreError::Boot(error.into())

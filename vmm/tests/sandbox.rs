@@ -289,7 +289,7 @@ fn save_a_vm() {
     let state = std::thread::scope(|scope| {
         let save = || {
             sandbox.enter_thread(ThreadKind::Save).unwrap();
-            machine.saver().flush_disks().unwrap();
+            assert!(machine.saver().flush_disks(Duration::from_secs(60), &|| true).unwrap());
             machine.second_level().pause().unwrap();
             let state = machine.save_state();
             // Another run was to have it, and has not.

@@ -5,9 +5,9 @@
 //!     yes ─▶ pause
 //!     no  ─▶ rounds shrink? ─ yes ─▶ another round
 //!                            └ no, or too many rounds ─▶ refuse, pause for longer, or leave the pages to the caller
-//!   in the pause: pages left × time per page ≤ pause − state ?
+//!   in the pause: pages left × time per page ≤ pause − state, and ≤ what is left of the pause ?
 //!     no  ─▶ broken off: the guest runs on, another round; refuse, or pause for longer, after the third time;
-//!            or leave the pages to the caller
+//!            or leave the pages to the caller, if the pause is not over
 //! ```
 
 use std::time::Duration;
@@ -56,10 +56,12 @@ pub(super) struct Convergence<'a> {
     flat: u32,
     /// Number of pauses that were broken off.
     broken_off: u32,
-    /// Whether the pause after the latest round was broken off.
-    has_broken_off: bool,
+    /// Whether the pause after the latest round was broken off, or did not begin.
+    goes_on: bool,
     /// Most pages of a pause that was broken off.
     too_many: u64,
+    /// Time that the latest pause that was broken off had lasted before its pages, where that is the reason.
+    too_late: Option<Duration>,
     /// Whether the pause may be longer than its bound.
     may_be_longer: bool,
 }
@@ -72,8 +74,9 @@ impl<'a> Convergence<'a> {
             left: None,
             flat: 0,
             broken_off: 0,
-            has_broken_off: false,
+            goes_on: false,
             too_many: 0,
+            too_late: None,
             may_be_longer: false,
         }
     }
@@ -81,7 +84,7 @@ impl<'a> Convergence<'a> {
     /// Decides after a round that left some pages. `asking` is the time that all logs took.
     pub fn after(&mut self, round: SaveRound, left: u64, asking: Duration) -> Next {
         self.rounds.push(round);
-        self.has_broken_off = false;
+        self.goes_on = false;
         let is_flat = self.left.is_some_and(|before| left > before / 10 * 9);
         self.flat = if is_flat { self.flat + 1 } else { 0 };
         self.left = Some(left);
@@ -96,40 +99,57 @@ impl<'a> Convergence<'a> {
         if !may_leave && is_calm && rounds < self.limits.rounds_max && self.flat < FLAT_ROUNDS_MAX {
             return Next::Round;
         }
-        match self.limits.beyond {
-            BeyondBound::Leave { .. } => Next::Pause,
-            BeyondBound::PauseLonger => {
+        let bound = self.limits.pause;
+        match (self.limits.beyond, self.too_late) {
+            (BeyondBound::PauseLonger, _) => {
                 self.may_be_longer = true;
                 Next::Pause
             }
-            BeyondBound::Refuse => {
+            (_, Some(took)) if !is_calm => Next::Refuse(SaveError::StateTooLong { bound, took }),
+            (BeyondBound::Leave { .. }, _) => Next::Pause,
+            (BeyondBound::Refuse, _) => {
                 // What was found in a pause is what the next one would find.
                 let pages = left.max(self.too_many);
                 let needed = self.time_of(pages).mul_f64(1.0 + MARGIN) + asking + self.limits.state;
-                Next::Refuse(SaveError::PauseTooLong { bound: self.limits.pause, rounds, pages, needed })
+                Next::Refuse(SaveError::PauseTooLong { bound, rounds, pages, needed })
             }
         }
     }
 
-    /// Decides about this many pages in the pause that has begun.
-    pub fn in_pause(&mut self, pages: u64) -> InPause {
-        let fits = self.may_be_longer || self.time_of(pages) <= self.for_pages();
-        let next = match self.limits.beyond {
-            _ if fits => InPause::Write,
-            BeyondBound::Leave { .. } => InPause::Leave,
-            BeyondBound::Refuse | BeyondBound::PauseLonger => InPause::BreakOff,
-        };
-        self.has_broken_off = next == InPause::BreakOff;
-        self.broken_off += u32::from(self.has_broken_off);
-        if self.has_broken_off {
-            self.too_many = self.too_many.max(pages);
+    /// Decides about this many pages in the pause that began this long ago.
+    pub fn in_pause(&mut self, pages: u64, lasted: Duration) -> InPause {
+        let is_over = lasted > self.limits.pause;
+        let needed = self.time_of(pages);
+        let (fits, fits_in_time) = (needed <= self.for_pages(), needed <= self.limits.pause.saturating_sub(lasted));
+        match self.limits.beyond {
+            _ if self.may_be_longer || fits && fits_in_time && !is_over => return InPause::Write,
+            BeyondBound::Leave { .. } if !is_over => return InPause::Leave,
+            _ => {}
         }
-        next
+        self.break_off((fits || is_over).then_some(lasted));
+        self.too_many = self.too_many.max(pages);
+        InPause::BreakOff
     }
 
-    /// Whether the pause after the latest round was broken off.
-    pub fn has_broken_off(&self) -> bool {
-        self.has_broken_off
+    /// The pause is broken off; `too_late`: how long it had lasted, where that is the reason.
+    pub fn break_off(&mut self, too_late: Option<Duration>) {
+        self.goes_on = true;
+        self.broken_off += 1;
+        self.too_late = too_late;
+    }
+
+    /// The pause does not begin: the caller has done something that took a while, and the guest ran.
+    pub fn put_off(&mut self) {
+        self.goes_on = true;
+        // More pages than before say nothing of the guest's speed. Those that are to be left to the caller still are.
+        if !matches!(self.limits.beyond, BeyondBound::Leave { .. }) {
+            self.left = None;
+        }
+    }
+
+    /// Whether the pause after the latest round was broken off, or did not begin.
+    pub fn goes_on(&self) -> bool {
+        self.goes_on
     }
 
     /// Number of pauses that were broken off.
@@ -194,12 +214,66 @@ mod tests {
         let mut convergence = Convergence::new(&limits);
         for pages in [100_000, 50_000, 60_000] {
             assert!(matches!(convergence.after(round(1000, 10), 100, Duration::ZERO), Next::Pause));
-            assert_eq!(convergence.in_pause(pages), InPause::BreakOff);
+            assert_eq!(convergence.in_pause(pages, Duration::ZERO), InPause::BreakOff);
         }
         let refused = convergence.after(round(1000, 10), 100, Duration::ZERO);
         let Next::Refuse(SaveError::PauseTooLong { pages, needed, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!(pages, 100_000);
         assert!(needed >= Duration::from_secs(1), "10 us a page: {needed:?}");
+    }
+
+    /// A save of which each pause had lasted for 25 ms before its last pages, of 10 us each; how it ends.
+    fn late(beyond: BeyondBound, pages: u64) -> (u32, Next, InPause) {
+        let limits = SaveLimits { beyond, ..SaveLimits::default() };
+        let mut convergence = Convergence::new(&limits);
+        let mut next = convergence.after(round(1000, 10), 100, Duration::ZERO);
+        let mut in_pause = InPause::BreakOff;
+        while matches!(next, Next::Pause) && in_pause == InPause::BreakOff {
+            in_pause = convergence.in_pause(pages, Duration::from_millis(25));
+            next = convergence.after(round(1000, 10), 100, Duration::ZERO);
+        }
+        (convergence.broken_off(), next, in_pause)
+    }
+
+    #[test]
+    fn a_pause_that_is_over_before_its_pages_is_broken_off_and_the_error_tells_what_took_the_time() {
+        let leave = BeyondBound::Leave { after_rounds: None };
+        for (beyond, pages) in [(BeyondBound::Refuse, 100), (leave, 100), (leave, 100_000)] {
+            let (broken_off, next, _) = late(beyond, pages);
+            let Next::Refuse(error @ SaveError::StateTooLong { .. }) = next else { panic!("{next:?}") };
+            assert_eq!(broken_off, 3);
+            let expected = "cannot save within a pause of 20ms: the devices were at rest and their disks flushed only \
+                            after 25ms; allow a longer pause, or let the guest write less to its disks";
+            assert_eq!(error.to_string(), expected);
+        }
+        let (broken_off, _, in_pause) = late(BeyondBound::PauseLonger, 100);
+        assert_eq!((broken_off, in_pause), (3, InPause::Write));
+    }
+
+    #[test]
+    fn pages_get_what_is_left_of_a_pause() {
+        let limits = SaveLimits::default();
+        let mut convergence = Convergence::new(&limits);
+        convergence.after(round(1000, 10), 100, Duration::ZERO);
+        // 8 ms.
+        assert_eq!(convergence.in_pause(800, Duration::from_millis(12)), InPause::Write);
+        assert_eq!(convergence.in_pause(800, Duration::from_millis(13)), InPause::BreakOff);
+        let limits = SaveLimits { beyond: BeyondBound::Leave { after_rounds: None }, ..limits };
+        let mut convergence = Convergence::new(&limits);
+        convergence.after(round(1000, 10), 100, Duration::ZERO);
+        assert_eq!(convergence.in_pause(800, Duration::from_millis(13)), InPause::Leave);
+    }
+
+    #[test]
+    fn more_pages_after_a_pause_that_was_put_off_are_not_the_guests_speed() {
+        let limits = SaveLimits::default();
+        let mut convergence = Convergence::new(&limits);
+        assert!(matches!(convergence.after(round(1000, 10), 1600, Duration::ZERO), Next::Round));
+        assert!(matches!(convergence.after(round(1000, 5), 1600, Duration::ZERO), Next::Round));
+        assert!(matches!(convergence.after(round(1000, 5), 1600, Duration::ZERO), Next::Pause));
+        convergence.put_off();
+        assert!(convergence.goes_on() && convergence.broken_off() == 0);
+        assert!(matches!(convergence.after(round(1000, 5), 90_000, Duration::ZERO), Next::Round));
     }
 
     #[test]
@@ -235,7 +309,7 @@ mod tests {
             while matches!(convergence.after(round(100_000, 1000), left, Duration::ZERO), Next::Round) {
                 rounds += 1;
             }
-            (rounds, convergence.in_pause(left), convergence.broken_off())
+            (rounds, convergence.in_pause(left, Duration::ZERO), convergence.broken_off())
         };
         assert_eq!(after(NonZeroU32::new(1), 50_000), (1, InPause::Leave, 0));
         assert_eq!(after(NonZeroU32::new(3), 50_000), (3, InPause::Leave, 0));

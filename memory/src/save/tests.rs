@@ -82,7 +82,7 @@ impl Guest {
     ) -> Result<SaveReport, SaveError> {
         let saved = self.saver(sink).save(limits, cancel, &|_| (), |last| {
             self.second_level.pause()?;
-            let written = last.write();
+            let written = last.write(Duration::ZERO);
             self.second_level.resume()?;
             written
         });
@@ -276,7 +276,7 @@ fn a_pause_before_which_the_guest_wrote_too_much_is_broken_off() {
             if pauses <= bad_pauses {
                 (0..1024).for_each(|page| guest.write(page, 1 + pauses as u8));
             }
-            last.write()
+            last.write(Duration::ZERO)
         });
         assert!(guest.is_as_before());
         (pauses, saved.map(|((), report)| (report, sink.pages.into_inner())))
@@ -290,6 +290,52 @@ fn a_pause_before_which_the_guest_wrote_too_much_is_broken_off() {
     let (pauses, saved) = run(9, BeyondBound::PauseLonger);
     let (report, _) = saved.expect("it may take longer");
     assert_eq!((pauses, report.broken_off, report.last.pages, report.is_bound_met), (4, 3, 1024, false));
+}
+
+#[test]
+fn a_pause_that_is_put_off_comes_after_another_round_with_what_was_written_meanwhile() {
+    let guest = Guest::new();
+    guest.write(0, 1);
+    let (sink, mut calls) = (Kept::default(), 0);
+    let saved = guest.saver(&sink).save(&limits(), &AtomicBool::new(false), &|_| (), |last| {
+        calls += 1;
+        if calls == 1 {
+            // As the guest writes during a flush of its disk.
+            guest.write(0, 2);
+            return Err(last.put_off());
+        }
+        guest.write(1, 3);
+        last.write(Duration::ZERO)
+    });
+    let ((), report) = saved.expect("nothing fails");
+    assert_eq!((calls, report.rounds.len(), report.rounds[1].pages, report.last.pages), (2, 2, 0, 2));
+    assert_eq!((report.broken_off, report.is_bound_met), (0, true));
+    assert_eq!(*sink.pages.lock(), kept(&[((0, 0), 2), ((0, 1), 3)]));
+    assert!(guest.is_as_before());
+}
+
+#[test]
+fn a_machine_of_which_the_state_takes_longer_than_the_pause_is_paused_three_times_and_refused() {
+    let run = |slow_pauses: u32, takes_no_state: bool| {
+        let guest = Guest::new();
+        guest.write(0, 1);
+        let (sink, mut pauses) = (Kept::default(), 0);
+        let saved = guest.saver(&sink).save(&limits(), &AtomicBool::new(false), &|_| (), |last| {
+            pauses += 1;
+            let lasted = Duration::from_millis(if pauses <= slow_pauses { 30 } else { 7 });
+            if takes_no_state && pauses <= slow_pauses { Err(last.break_off(lasted)) } else { last.write(lasted) }
+        });
+        assert!(guest.is_as_before());
+        (pauses, saved.map(|((), report)| report))
+    };
+    for takes_no_state in [false, true] {
+        let (pauses, saved) = run(2, takes_no_state);
+        let report = saved.expect("the third pause is short");
+        assert_eq!((pauses, report.broken_off, report.pause), (3, 2, Duration::from_millis(7)));
+        let (pauses, saved) = run(9, takes_no_state);
+        let Err(SaveError::StateTooLong { took, .. }) = saved else { panic!("{saved:?}") };
+        assert_eq!((pauses, took), (3, Duration::from_millis(30)));
+    }
 }
 
 #[test]
@@ -313,7 +359,7 @@ fn a_save_is_cancelled_also_while_it_waits_for_its_limit() {
             cancel.store(true, Ordering::Relaxed);
         }
     };
-    let saved = guest.saver(&Kept::default()).save(&limits, &cancel, &progress, |last| last.write());
+    let saved = guest.saver(&Kept::default()).save(&limits, &cancel, &progress, |last| last.write(Duration::ZERO));
     assert!(matches!(saved, Err(SaveError::Cancelled)), "{saved:?}");
     assert_eq!(guest.host.now().since_start(), round::NAP_MAX, "by the host's clock");
 }
@@ -334,7 +380,7 @@ fn progress_counts_the_pages_of_each_round() {
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     let progress = |progress: SaveProgress| seen.lock().push((progress.round, progress.done, progress.of));
     let cancel = AtomicBool::new(false);
-    guest.saver(&sink).save(&limits(), &cancel, &progress, |last| last.write()).expect("nothing fails");
+    guest.saver(&sink).save(&limits(), &cancel, &progress, |last| last.write(Duration::ZERO)).expect("nothing fails");
     assert_eq!(*seen.lock(), [(1, 1, 3), (1, 3, 3), (2, 1, 1)]);
 }
 
@@ -412,7 +458,7 @@ fn a_closure_that_fails_or_forgets_the_last_pages_fails_the_save() {
     let error = guest.saver(&sink).save(&limits(), &cancel, &|_| (), |_| Ok(())).expect_err("they are not saved");
     assert!(matches!(error, SaveError::NoLastPages));
     let error = guest.saver(&sink).save(&limits(), &cancel, &|_| (), |last| {
-        last.write()?;
+        last.write(Duration::ZERO)?;
         Err::<(), _>(SaveError::State("no such register".into()))
     });
     assert_eq!(error.expect_err("the closure fails").to_string(), "cannot save the machine's state: no such register");
@@ -436,7 +482,7 @@ fn a_closure_that_fails_after_a_pause_that_was_broken_off_fails_the_save_too() {
             return Err(SaveError::State("a vCPU does not stop".into()));
         }
         (0..1024).for_each(|page| guest.write(page, 2));
-        last.write()
+        last.write(Duration::ZERO)
     });
     let error = saved.expect_err("the second pause fails");
     assert_eq!((pauses, error.to_string()), (2, "cannot save the machine's state: a vCPU does not stop".into()));
@@ -518,7 +564,7 @@ fn pages_that_do_not_fit_are_left_with_the_guest_paused() {
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     let limits = SaveLimits { beyond: BeyondBound::Leave { after_rounds: NonZeroU32::new(2) }, ..limits() };
     let saved = guest.saver(&sink).save(&limits, &AtomicBool::new(false), &|_| (), |last| {
-        let left = last.write_or_leave()?;
+        let left = last.write_or_leave(Duration::ZERO)?;
         assert!(guest.ram.claims().window_aside(WindowIndex::new(0)).is_err(), "RAM stays as it is");
         Ok(left)
     });

@@ -106,7 +106,7 @@ impl Guest {
         let saver = Saver { ram: &self.ram, host: &*self.host, second_level: self, sink };
         saver.save(limits, &AtomicBool::new(false), &|_| (), |last| {
             self.pause()?;
-            let written = last.write();
+            let written = last.write(Duration::ZERO);
             let contents = self.contents();
             self.resume()?;
             written.map(|()| contents)

@@ -27,13 +27,16 @@ use super::{Hello, POST_COPY_SILENCE_MAX};
 use crate::report::Left;
 use crate::session::Session;
 use crate::snapshot::accesses::SavedAccesses;
-use crate::snapshot::parts::{SavedParts, Shared, has_gone};
+use crate::snapshot::parts::{SavedParts, Shared, has_gone, unless_it_panics};
 use crate::snapshot::saved_text;
-use crate::snapshot::saving::heat_of;
+use crate::snapshot::saving::{flush_disks, heat_of, take_state};
 use crate::spec::RunSpec;
 
 /// Time without a byte after which the target counts as gone, while the guest runs.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Time limit for the disks to become durable before the pause: the target hears nothing meanwhile, and would take 60 s
+/// of that for a loss.
+const FLUSH_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Time in which the target says `running` after `go`.
 const RUNNING_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Time in which a target that has ended gives up the locks of the disks: its process may have much RAM to free.
@@ -109,7 +112,7 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
         wire: Wire::new(ends),
         id: new_id().map_err(|error| cannot(&format!("no random number for its name: {error}")))?,
         began: Instant::now(),
-        until: Mutex::new(None),
+        pause: Mutex::new(None),
         is_past_go: AtomicBool::new(false),
         post_copy: job.post_copy,
     };
@@ -155,11 +158,43 @@ struct Departure<'a> {
     /// Name of the migration.
     id: String,
     began: Instant,
-    /// End of the pause, once it has begun.
-    until: Mutex<Option<Instant>>,
+    /// The pause, once it has begun.
+    pause: Mutex<Option<Pause>>,
     /// Whether `go` may have left: nothing cancels the migration any more.
     is_past_go: AtomicBool,
     post_copy: Option<PostCopyFrom>,
+}
+
+/// The pause of the guest, and what has taken its time.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    began: Instant,
+    at_most: Duration,
+    /// Time until the devices were at rest, and their disks flushed.
+    rested: Duration,
+    /// Time until all had left.
+    sent: Option<Duration>,
+}
+
+impl Pause {
+    fn until(self) -> Option<Instant> {
+        self.began.checked_add(self.at_most)
+    }
+
+    /// Why the guest does not run at the target although the pause is over.
+    fn why_over(self) -> String {
+        let Pause { at_most, rested, sent, .. } = self;
+        match sent {
+            Some(sent) => format!(
+                "the target was not ready within the pause of {at_most:?}, of which this side took {sent:?}; allow a \
+                 longer one with --pause"
+            ),
+            None => format!(
+                "its last pages and its state did not leave within the pause of {at_most:?}, of which {rested:?} were \
+                 over once its devices were at rest and their disks flushed; allow a longer one with --pause"
+            ),
+        }
+    }
 }
 
 /// What the pause gives.
@@ -188,14 +223,21 @@ impl Departure<'_> {
             sink: &sink,
         };
         let refused = Mutex::new(None);
+        // The target says nothing before its `ready`, unless it ends.
+        let keep_on = || (self.keep_on)() && !self.wire.receiver.lock().has_some();
         let progress = |progress| {
             self.shared.show(progress);
-            // The target says nothing before its `ready`, unless it ends.
-            if !(self.keep_on)() || self.wire.receiver.lock().has_some() {
+            if !keep_on() {
                 self.shared.cancel();
             }
         };
+        let mut is_flushed = false;
         let at_pause = |last: LastPages<'_>| {
+            if !is_flushed && flush_disks(self.parts, FLUSH_WAIT_MAX, &keep_on)? {
+                is_flushed = true;
+                return Err(last.put_off());
+            }
+            is_flushed = false;
             self.switch(last, limits.pause, &sink).map_err(|why| {
                 *refused.lock() = Some(why);
                 SaveError::NoLastPages
@@ -225,20 +267,22 @@ impl Departure<'_> {
         if self.is_past_go.load(Ordering::Relaxed) {
             return Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: self.follows };
         }
-        Limit { silence: SILENCE_MAX, until: *self.until.lock(), keep_on: self.keep_on }
+        Limit { silence: SILENCE_MAX, until: self.pause.lock().and_then(Pause::until), keep_on: self.keep_on }
     }
 
     /// Pauses the guest, hands it over, and acts on what is then known.
     fn switch(&self, last: LastPages<'_>, pause_max: Duration, sink: &Sink<'_>) -> Result<Switched, String> {
         let parts = self.parts;
         let paused_at = parts.second_level.pause_since().map_err(|error| error.to_string())?;
-        *self.until.lock() = paused_at.checked_add(pause_max);
+        let pause = Pause { began: paused_at, at_most: pause_max, rested: Duration::ZERO, sent: None };
+        *self.pause.lock() = Some(pause);
         let mut turn = Source::Sending;
         let mut serving = None;
-        let mut handed_over = self.hand_over(last, &mut turn, &mut serving, sink);
+        // A panic is a loss: the turn that it is says where the guest may run.
+        let mut handed_over = unless_it_panics(|| self.hand_over(last, pause, &mut turn, &mut serving, sink));
         let downtime = paused_at.elapsed();
         if let (Source::Serving, Some(serving)) = (turn, &mut serving) {
-            handed_over = self.serve(serving, &mut turn);
+            handed_over = unless_it_panics(|| self.serve(serving, &mut turn));
         }
         if handed_over.is_err() && turn != Source::TakingBack {
             turn = turn.after(AtSource::Lost);
@@ -254,7 +298,7 @@ impl Departure<'_> {
         match turn.guest() {
             Guest::Here => {
                 // The save may go on, up to another pause.
-                *self.until.lock() = None;
+                *self.pause.lock() = None;
                 parts.second_level.resume().map_err(|error| format!("{why}; and its guest stays paused: {error}"))?;
                 Err(why)
             }
@@ -293,13 +337,17 @@ impl Departure<'_> {
     fn hand_over<'b>(
         &'b self,
         last: LastPages<'_>,
+        mut pause: Pause,
         turn: &mut Source,
         serving: &mut Option<Serving<'b>>,
         sink: &'b Sink<'_>,
     ) -> Result<(), String> {
         // Devices complete requests in it, and write RAM: so the last pages come after it.
-        let state = self.parts.machine.save_state().map_err(|error| error.to_string())?;
-        let left = last.write_or_leave().map_err(|error| self.reason_of(&error))?;
+        let taken = take_state(self.parts, last, pause.began, pause.at_most);
+        pause.rested = pause.began.elapsed();
+        *self.pause.lock() = Some(pause);
+        let (state, last) = taken.map_err(|error| self.reason_of(&error))?;
+        let left = last.write_or_leave(pause.rested).map_err(|error| self.reason_of(&error))?;
         *serving = self.leave(&left, sink)?;
         let text = saved_text(&self.spec(), self.session.saved(), &self.accesses, &state)?;
         let (limit, lost) = (self.limit(), |lost| self.reason(lost));
@@ -311,6 +359,8 @@ impl Departure<'_> {
         self.parts.disks.give_up().map_err(|error| error.to_string())?;
         let sent = self.wire.sender.lock().send(Kind::Machine, &[&text], &limit);
         sent.map_err(lost)?;
+        pause.sent = Some(pause.began.elapsed());
+        *self.pause.lock() = Some(pause);
         *turn = turn.after(AtSource::AllSent);
         self.expect(Kind::Ready, serving, &limit).map_err(lost)?;
         if !(self.keep_on)() {
@@ -412,9 +462,11 @@ impl Departure<'_> {
     }
 
     fn reason(&self, lost: Lost) -> String {
-        match (lost, self.parts.why_over()) {
-            (Lost::Cancelled, Some(why)) => why.to_owned(),
-            (lost, _) => self.wire.why(lost, self.shared),
+        let pause = *self.pause.lock();
+        match (lost, self.parts.why_over(), pause) {
+            (Lost::Cancelled, Some(why), _) => why.to_owned(),
+            (Lost::Late, _, Some(pause)) => pause.why_over(),
+            (lost, ..) => self.wire.why(lost, self.shared),
         }
     }
 
@@ -429,6 +481,7 @@ impl Departure<'_> {
                 Some(Lost::Closed | Lost::Io(_)) => self.reason(Lost::Closed),
                 _ => source.to_string(),
             },
+            SaveError::State(why) => why.to_string(),
             error => error.to_string(),
         }
     }
@@ -436,4 +489,25 @@ impl Departure<'_> {
 
 fn huge_bytes(sizes: &BTreeMap<WindowIndex, PageSize>) -> u64 {
     sizes.len() as u64 * PageSize::Huge2M.bytes().get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_that_is_over_names_what_took_its_time() {
+        let ms = Duration::from_millis;
+        let pause = Pause { began: Instant::now(), at_most: ms(50), rested: ms(45), sent: None };
+        let names = |pause: Pause, words| {
+            let why = pause.why_over();
+            assert!(why.contains(words), "{why}");
+        };
+        names(pause, "within the pause of 50ms, of which 45ms were over once its devices were at rest");
+        let sent = Some(ms(47));
+        names(
+            Pause { sent, ..pause },
+            "the target was not ready within the pause of 50ms, of which this side took 47ms",
+        );
+    }
 }

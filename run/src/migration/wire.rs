@@ -87,7 +87,6 @@ impl Wire {
     pub fn why(&self, lost: Lost, shared: &Shared) -> String {
         match self.last_words(lost) {
             Lost::Cancelled if shared.is_replaced() => "another connection took the place of this one".to_owned(),
-            Lost::Late => "the target was not ready within the pause; allow a longer one with --pause".to_owned(),
             lost => lost.to_string(),
         }
     }

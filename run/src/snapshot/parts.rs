@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use wideleaf_control::vm::{MigratedView, SavingView};
+use wideleaf_memory::panicked::{Panicked, caught};
 use wideleaf_memory::save::SaveProgress;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::PageSize;
@@ -152,8 +153,30 @@ impl Shared {
     }
 }
 
+/// Does a part of a save. A panic in it is an error, so that the caller undoes what was begun.
+///
+/// # Errors
+/// Those of `work`, and one line after a panic.
+pub(crate) fn unless_it_panics<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let error = |panicked: Panicked| format!("the thread that saves {panicked}; this is a defect: report it");
+    caught(work).unwrap_or_else(|panicked| Err(error(panicked)))
+}
+
 /// Whether the other end of the pipe is closed.
 pub(crate) fn has_gone(client: &File) -> bool {
     let mut ends = [PollFd::new(client.as_fd(), PollFlags::empty())];
     poll(&mut ends, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_in_a_part_of_a_save_is_an_error_that_its_client_reads() {
+        let error = unless_it_panics(|| -> Result<(), String> { panic!("no such row") }).unwrap_err();
+        assert_eq!(error, "the thread that saves panicked: no such row; this is a defect: report it");
+        assert_eq!(unless_it_panics(|| Err::<(), _>("it ends".to_owned())).unwrap_err(), "it ends");
+        assert_eq!(unless_it_panics(|| Ok(5)), Ok(5));
+    }
 }

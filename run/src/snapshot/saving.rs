@@ -16,18 +16,23 @@ use std::time::{Duration, Instant};
 use wideleaf_control::vm::{BaseView, SavedView};
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::manager::{Live, RestAnswer};
+use wideleaf_memory::panicked::caught;
+use wideleaf_memory::restore::Restorer;
 use wideleaf_memory::save::{LastPages, SaveError, SaveLimits, SaveProgress, SaveReport, SaveSink, Saver};
 use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 use wideleaf_snapshot::{Base, Files, Layer, Opened, WindowNotes, WindowsWriter};
 use wideleaf_vmm::MachineState;
+use wideleaf_vmm::devices::bus::FlushError;
 
 use super::accesses::SavedAccesses;
-use super::parts::{SavedParts, Shared, has_gone};
+use super::parts::{SavedParts, Shared, has_gone, unless_it_panics};
 use super::saved_text;
 use crate::session::{SavedSession, Session};
 use crate::spec::RunSpec;
 use crate::users_pause::{PauseNumber, UsersPause};
 
+/// Time limit for the disks to become durable before the pause. A disk that hangs must not keep the thread for ever.
+const FLUSH_WAIT_MAX: Duration = Duration::from_secs(300);
 /// Interval between two looks at RAM that is still being restored.
 const RAM_LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Interval between two looks whether the client of a VM that stays paused has gone.
@@ -92,7 +97,7 @@ type AtPause = (MachineState, SavedSession, Duration);
 /// One line; the guest goes on.
 pub(crate) fn save(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -> Result<Saved, String> {
     let paused = Cell::new(None);
-    let saved = save_whole(parts, files, how, shared, &paused);
+    let saved = unless_it_panics(|| save_whole(parts, files, how, shared, &paused));
     if let (Err(_), Some(number)) = (&saved, paused.get()) {
         parts.pause.end_of(number).map_err(|error| error.to_string())?;
     }
@@ -132,6 +137,8 @@ fn save_whole(
 ) -> Result<Saved, String> {
     let began = Instant::now();
     parts.restoring.iter().try_for_each(|restoring| restoring.check_not_mapped("save"))?;
+    Restorer::check_kind(&parts.ram)
+        .map_err(|why| format!("cannot save the VM: no restore would take the snapshot of this RAM: {why}"))?;
     wait_for_ram(parts, &files.client, shared)?;
     let session = parts.session.upgrade().ok_or("this VM has ended")?;
     let live = session.live();
@@ -168,26 +175,35 @@ fn save_ram(
     shared: &Shared,
     has_paused: &Cell<Option<PauseNumber>>,
 ) -> Result<(AtPause, SaveReport), String> {
+    let keep_on = || !shared.is_ending() && !has_gone(client) && parts.why_over().is_none();
     let progress = |progress: SaveProgress| {
         shared.show(progress);
-        if shared.is_ending() || has_gone(client) || parts.why_over().is_some() {
+        if !keep_on() {
             shared.cancel();
         }
     };
     let saver = Saver { ram: &parts.ram, host: &*parts.host, second_level: &*parts.second_level, sink: &Sink(writer) };
     let limits = SaveLimits { pause: how.at_most, ..SaveLimits::default() };
-    // While the guest runs, so that little is left for the pause.
-    parts.machine.flush_disks().map_err(|error| format!("cannot save the VM: cannot flush its disks: {error}"))?;
+    let mut is_flushed = false;
     let at_pause = |last: LastPages<'_>| {
+        if !is_flushed && flush_disks(parts, FLUSH_WAIT_MAX, &keep_on)? {
+            is_flushed = true;
+            return Err(last.put_off());
+        }
+        is_flushed = false;
         let paused_at = parts.second_level.pause_since()?;
         // Its disks stay as the snapshot knows them: what is in the rings is for the VM that continues.
         let was_held = parts.pause.is_held();
         if how.stays {
             parts.pause.rest_disks();
         }
-        // Devices complete requests in it, and write RAM: so the last pages come after it.
-        let state = parts.machine.save_state().map_err(|error| SaveError::State(Box::new(error)));
-        let saved = state.and_then(|state| last.write().map(|()| (state, session.saved())));
+        let take = || -> Result<_, SaveError> {
+            // Devices complete requests in it, and write RAM: so the last pages come after it.
+            let (state, last) = take_state(parts, last, paused_at, how.at_most)?;
+            last.write(paused_at.elapsed())?;
+            Ok((state, session.saved()))
+        };
+        let saved = caught(take).unwrap_or_else(|panicked| Err(SaveError::State(Box::new(panicked))));
         let stays = if how.stays && saved.is_ok() { parts.pause.hold() } else { Ok(None) };
         // Those of a VM that is paused already stay as another snapshot may know them.
         if how.stays && !was_held && (saved.is_err() || stays.is_err()) {
@@ -201,6 +217,35 @@ fn save_ram(
         Some(why) if matches!(error, SaveError::Cancelled) => format!("cannot save the VM: {why}"),
         _ => format!("cannot save the VM: {error}"),
     })
+}
+
+/// Makes the disks durable while the guest runs, so that little is left for the pause. Returns whether there are disks:
+/// the guest has then written RAM for a while.
+///
+/// # Errors
+/// [`SaveError`]; the save ends.
+pub(crate) fn flush_disks(parts: &SavedParts, within: Duration, keep_on: &dyn Fn() -> bool) -> Result<bool, SaveError> {
+    parts.machine.flush_disks(within, keep_on).map_err(|error| match error {
+        FlushError::Cancelled => SaveError::Cancelled,
+        error => SaveError::State(Box::new(error)),
+    })
+}
+
+/// Takes the machine's state by the end of a pause, or breaks the pause off.
+///
+/// # Errors
+/// [`SaveError::GoesOn`] where only time was missing; others end the save.
+pub(crate) fn take_state<'a>(
+    parts: &SavedParts,
+    last: LastPages<'a>,
+    paused_at: Instant,
+    at_most: Duration,
+) -> Result<(MachineState, LastPages<'a>), SaveError> {
+    match parts.machine.save_state(at_most.saturating_sub(paused_at.elapsed())) {
+        Ok(state) => Ok((state, last)),
+        Err(error) if error.is_late() && paused_at.elapsed() >= at_most => Err(last.break_off(paused_at.elapsed())),
+        Err(error) => Err(SaveError::State(Box::new(error))),
+    }
 }
 
 /// Waits until the RAM of a restored guest has its content: a window without it cannot be saved.

@@ -13,14 +13,17 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use wideleaf_policies::{Gpa, GpaRange};
 
-use super::virtio::{NotAtRest, Rest, RestoreDeviceError, SavedDevice};
+use super::virtio::{DeviceState, NotAtRest, Rest, RestoreDeviceError, SavedDevice};
 use crate::run_loop::PAUSE_WAIT_MAX;
+
+/// Interval in which a thread that waits for a flush looks whether to keep on.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The effect of an access on the whole VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +69,12 @@ pub trait MemoryDevice: Send {
     /// # Errors
     /// [`NotAtRest`], where its work does not end by `until`; then it continues.
     fn save(&self, until: Instant) -> Result<(SavedDevice, Rest), NotAtRest>;
-    /// Starts a thread that makes the guest's writes to the device durable; `None` where there are none.
-    fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>>;
+    /// Starts a thread that makes the guest's writes to the device durable, and sends what came of that; `None` where
+    /// there are none. Waits for a moment at most.
+    ///
+    /// # Errors
+    /// [`NotAtRest::Busy`], where another thread uses the device; try again.
+    fn start_flush(&self) -> Result<Option<Flushing>, NotAtRest>;
     /// Lets the device, which is as new, continue from a saved state.
     ///
     /// # Errors
@@ -75,6 +82,23 @@ pub trait MemoryDevice: Send {
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreDeviceError>;
     /// Makes the restored device look at its queues: its driver may have notified it just before it was saved.
     fn look(&self) {}
+}
+
+/// A flush under way. It ends without a word where its thread could not work.
+pub type Flushing = Receiver<io::Result<DeviceState>>;
+
+/// The reasons why disks are not flushed. Flushes that were begun go on.
+#[derive(Debug, thiserror::Error)]
+pub enum FlushError {
+    /// The caller did not want to keep on.
+    #[error("the flush of the disks was cancelled")]
+    Cancelled,
+    /// A disk takes longer than the time limit.
+    #[error("cannot flush a disk: it does not end within {0:?}; look at the host's disk or network, and try again")]
+    Late(Duration),
+    /// A disk has an error.
+    #[error("cannot flush a disk: {0}")]
+    Io(#[from] io::Error),
 }
 
 struct Range {
@@ -254,15 +278,28 @@ impl Bus {
         Ok(saved?.into_iter().unzip())
     }
 
-    /// Makes the guest's writes to all disks durable; the guest may run meanwhile.
+    /// Makes the guest's writes to all disks durable, as long as `keep_on` says so; the guest may run meanwhile.
+    /// Returns whether there are disks.
     ///
     /// # Errors
-    /// The first error of a disk.
-    pub fn flush_disks(&self) -> io::Result<()> {
-        let started: Vec<_> = self.memory_ranges.iter().filter_map(|range| range.device.lock().start_flush()).collect();
-        let lost = |_| Err(io::Error::other("the thread that flushes a disk panicked"));
-        let ended: Vec<_> = started.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect();
-        ended.into_iter().collect()
+    /// [`FlushError`], the first one of a disk. A disk that hangs keeps its own thread only.
+    pub fn flush_disks(&self, at_most: Duration, keep_on: &dyn Fn() -> bool) -> Result<bool, FlushError> {
+        let began = Instant::now();
+        let mut started: Vec<Flushing> = Vec::new();
+        for range in &self.memory_ranges {
+            // A vCPU that resets a disk that hangs has its device until the VM ends.
+            started.extend(wait_for(began, at_most, keep_on, || {
+                range.device.try_lock_for(LOOK_EVERY).and_then(|device| device.start_flush().ok())
+            })?);
+        }
+        for flushing in &started {
+            wait_for(began, at_most, keep_on, || match flushing.recv_timeout(LOOK_EVERY) {
+                Ok(flushed) => Some(flushed),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(Err(io::Error::other("no thread flushes it"))),
+            })??;
+        }
+        Ok(!started.is_empty())
     }
 
     /// Lets the devices behind addresses, which are as new, continue from saved states, in their order. What their
@@ -311,6 +348,23 @@ impl Bus {
     }
 }
 
+/// Asks `answer`, which waits for a moment, until it has something.
+fn wait_for<T>(
+    began: Instant,
+    at_most: Duration,
+    keep_on: &dyn Fn() -> bool,
+    mut answer: impl FnMut() -> Option<T>,
+) -> Result<T, FlushError> {
+    loop {
+        match answer() {
+            Some(found) => return Ok(found),
+            None if !keep_on() => return Err(FlushError::Cancelled),
+            None if began.elapsed() >= at_most => return Err(FlushError::Late(at_most)),
+            None => {}
+        }
+    }
+}
+
 impl std::fmt::Debug for Bus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Bus")
@@ -328,6 +382,9 @@ mod tests {
     /// Reads as its offset, and ends the guest with the written value. Notes until when it may stop.
     #[derive(Default)]
     struct Echo(Arc<Mutex<Vec<Instant>>>);
+
+    /// A disk of which the flush is this.
+    struct Flushed(Mutex<Option<Flushing>>);
 
     impl PortDevice for Echo {
         fn read(&mut self, offset: u16, data: &mut [u8]) {
@@ -382,12 +439,70 @@ mod tests {
         fn save(&self, _: Instant) -> Result<(SavedDevice, Rest), NotAtRest> {
             Err(NotAtRest::Busy)
         }
-        fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>> {
-            None
+        fn start_flush(&self) -> Result<Option<Flushing>, NotAtRest> {
+            Ok(None)
         }
         fn restore(&mut self, _: &SavedDevice) -> Result<(), RestoreDeviceError> {
             Err(RestoreDeviceError::Damaged("a device without a state"))
         }
+    }
+
+    impl MemoryDevice for Flushed {
+        fn read(&mut self, _: u64, _: &mut [u8]) {}
+        fn write(&mut self, _: u64, _: &[u8]) {}
+        fn reset(&mut self) {}
+        fn save(&self, _: Instant) -> Result<(SavedDevice, Rest), NotAtRest> {
+            Err(NotAtRest::Busy)
+        }
+        fn start_flush(&self) -> Result<Option<Flushing>, NotAtRest> {
+            self.0.lock().take().map(Some).ok_or(NotAtRest::Busy)
+        }
+        fn restore(&mut self, _: &SavedDevice) -> Result<(), RestoreDeviceError> {
+            Err(RestoreDeviceError::Damaged("a device without a state"))
+        }
+    }
+
+    /// A bus with a device that has nothing to flush, and with such a disk.
+    fn with_a_disk(flushing: Option<Flushing>) -> Bus {
+        let mut bus = Bus::new();
+        let devices: [Box<dyn MemoryDevice>; 2] = [Box::<Echo>::default(), Box::new(Flushed(Mutex::new(flushing)))];
+        for (device, start) in devices.into_iter().zip([0x1000, 0x2000]) {
+            let range = GpaRange::new(Gpa::new(start), wideleaf_policies::Bytes::new(0x100)).unwrap();
+            bus.insert_memory(range, device);
+        }
+        bus
+    }
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn a_flush_that_hangs_ends_when_its_caller_does_not_keep_on_or_at_its_limit() {
+        let (_hangs, flushing) = std::sync::mpsc::channel();
+        // The second one waits for the device itself.
+        for flushing in [Some(flushing), None] {
+            let bus = with_a_disk(flushing);
+            let looks = AtomicU64::new(0);
+            let flushed = bus.flush_disks(LONG, &|| looks.fetch_add(1, Ordering::Relaxed) < 2);
+            assert!(matches!(flushed, Err(FlushError::Cancelled)) && looks.into_inner() == 3, "{flushed:?}");
+        }
+        let (_hangs, flushing) = std::sync::mpsc::channel();
+        let flushed = with_a_disk(Some(flushing)).flush_disks(Duration::ZERO, &|| true);
+        assert!(matches!(flushed, Err(FlushError::Late(_))), "{flushed:?}");
+    }
+
+    #[test]
+    fn a_flush_says_whether_there_are_disks_and_why_one_failed() {
+        assert!(matches!(Bus::new().flush_disks(LONG, &|| true), Ok(false)));
+        let flush = |result: Option<io::Result<DeviceState>>| {
+            let (done, flushing) = std::sync::mpsc::channel();
+            result.into_iter().for_each(|result| done.send(result).unwrap());
+            drop(done);
+            with_a_disk(Some(flushing)).flush_disks(LONG, &|| true)
+        };
+        assert!(matches!(flush(Some(Ok(DeviceState::Entropy))), Ok(true)));
+        let failed = flush(Some(Err(io::Error::other("a bad sector")))).unwrap_err();
+        assert_eq!(failed.to_string(), "cannot flush a disk: a bad sector");
+        assert!(matches!(flush(None), Err(FlushError::Io(_))), "its thread has gone");
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvm_bindings::CpuId;
 
+use crate::devices::bus::FlushError;
 use crate::devices::serial::SerialPort;
 use crate::devices::virtio::transport::DriverSeen;
 use crate::devices::{Bus, PowerButton};
@@ -30,8 +31,8 @@ pub struct MachineSaver {
 }
 
 impl MachineSaver {
-    /// Takes the state of everything but RAM. The caller has paused the VM ([`wideleaf_memory::SecondLevel::pause`])
-    /// and the manager rests; the VM stays paused.
+    /// Takes the state of everything but RAM, within about that time and [`REST_WAIT_MAX`]. The caller has paused the
+    /// VM ([`wideleaf_memory::SecondLevel::pause`]) and the manager rests; the VM stays paused.
     ///
     /// Devices finish the requests that they have begun, which **writes guest RAM**: so the caller reads the last
     /// changes of RAM, and the log of the devices' writes, after this call and before it resumes the VM. Disks make all
@@ -41,15 +42,16 @@ impl MachineSaver {
     /// # Errors
     /// [`SaveError`]: nothing has changed, and the guest continues when the VM is resumed. Called on a vCPU's own
     /// thread, it fails.
-    pub fn save_state(&self) -> Result<MachineState, SaveError> {
+    pub fn save_state(&self, within: Duration) -> Result<MachineState, SaveError> {
         self.control.may_be_saved()?;
         let gate = self.memory.gate();
         if !gate.drain() {
             return Err(SaveError::Gate);
         }
-        let devices = self.bus.save_devices(Instant::now() + REST_WAIT_MAX);
-        // Every device rests, or the save fails: none is inside for long.
-        let is_closed = gate.drained(REST_WAIT_MAX);
+        let until = Instant::now() + within.min(REST_WAIT_MAX);
+        let devices = self.bus.save_devices(until);
+        // Every device rests, or the save fails: then one may be inside until the VM is resumed.
+        let is_closed = gate.drained(until.saturating_duration_since(Instant::now()));
         let (devices, _resting) = devices.map_err(|(number, source)| SaveError::Device {
             number,
             kind: kind_name(self.drivers[number].kind()),
@@ -85,12 +87,12 @@ impl MachineSaver {
     }
 
     /// Makes the guest's writes to its disks durable while it runs, so that [`MachineSaver::save_state`] has little
-    /// left.
+    /// left. Returns whether it has disks. Gives up after that time, and when `keep_on` does not say so any more.
     ///
     /// # Errors
-    /// The kernel's error (`fdatasync(2)`) of the first disk that has one.
-    pub fn flush_disks(&self) -> std::io::Result<()> {
-        self.bus.flush_disks()
+    /// [`FlushError`], with the kernel's error (`fdatasync(2)`) of the first disk that has one.
+    pub fn flush_disks(&self, within: Duration, keep_on: &dyn Fn() -> bool) -> Result<bool, FlushError> {
+        self.bus.flush_disks(within, keep_on)
     }
 
     fn ram_ranges(&self) -> Vec<SavedRange> {

@@ -16,7 +16,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -40,9 +39,10 @@ use wideleaf_policies::Bytes;
 
 use super::saved::{NotAtRest, Rest, RestoreDeviceError, SavedDevice, SavedQueue};
 use super::{
-    ActivateError, Activation, ActiveQueue, DeviceKind, DeviceState, DeviceThreads, Interrupt, IoThread, VirtioDevice,
+    ActivateError, Activation, ActiveQueue, DeviceKind, DeviceState, DeviceThreads, Flusher, Interrupt, IoThread,
+    VirtioDevice,
 };
-use crate::devices::bus::MemoryDevice;
+use crate::devices::bus::{Flushing, LOOK_EVERY, MemoryDevice};
 use crate::dma::DeviceMemory;
 
 /// The letters "virt" as a little-endian number.
@@ -349,16 +349,26 @@ impl Transport {
     /// thread that activates devices nor the device's lock: the guest goes on after a save that was given up.
     fn flushed(&self, until: Instant) -> Result<DeviceState, NotAtRest> {
         let flusher = self.device().flusher().expect("a device without a flusher has its state at rest");
+        let state = self.flush_by(flusher).recv_timeout(until.saturating_duration_since(Instant::now()));
+        state.map_err(|_| NotAtRest::Busy)?.map_err(NotAtRest::Flush)
+    }
+
+    /// Starts a thread that flushes, and does not wait for it.
+    fn flush_by(&self, flusher: Flusher) -> Flushing {
         let threads = Arc::clone(&self.workers.threads);
         let (done, state) = mpsc::channel();
+        let failed = done.clone();
         let flush = move || {
             let _ = done.send(flusher());
             Ok(())
         };
-        let started = self.workers.threads.call_within(until, move || threads.spawn_fallible("flush", flush));
-        started.ok_or(NotAtRest::Busy)?.map_err(|error| NotAtRest::Flush(io::Error::other(error)))?;
-        let state = state.recv_timeout(until.saturating_duration_since(Instant::now()));
-        state.map_err(|_| NotAtRest::Busy)?.map_err(NotAtRest::Flush)
+        let start = move || {
+            if let Err(error) = threads.spawn_fallible("flush", flush) {
+                let _ = failed.send(Err(io::Error::other(error)));
+            }
+        };
+        self.workers.threads.call_within(Instant::now(), start);
+        state
     }
 
     /// Continues from a saved state: this transport is as new.
@@ -445,9 +455,9 @@ impl MemoryDevice for Transport {
         }
     }
 
-    fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>> {
-        let (flusher, threads) = (self.device().flusher()?, Arc::clone(&self.workers.threads));
-        self.workers.threads.call(move || threads.spawn_fallible("flush", move || flusher().map(drop)))?.ok()
+    fn start_flush(&self) -> Result<Option<Flushing>, NotAtRest> {
+        let flusher = self.device.try_lock_for(LOOK_EVERY).ok_or(NotAtRest::Busy)?.flusher();
+        Ok(flusher.map(|flusher| self.flush_by(flusher)))
     }
 
     fn read(&mut self, offset: u64, data: &mut [u8]) {

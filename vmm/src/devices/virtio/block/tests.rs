@@ -1,7 +1,7 @@
 //! A disk as its driver, well-behaved or not, sees it.
 
 use std::os::unix::fs::FileExt as _;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -399,6 +399,18 @@ fn a_save_gives_up_on_a_flush_that_hangs_and_the_disk_goes_on() {
     hung.ends();
     let (saved, _) = disk.driver.save(|| ());
     assert!(matches!(saved.device, DeviceState::Block(_)));
+}
+
+#[test]
+fn a_flush_behind_one_that_hangs_keeps_neither_the_thread_that_begins_it_nor_the_disk() {
+    let mut disk = disk();
+    let hung = HungFlush::of(&disk);
+    let flushing = MemoryDevice::start_flush(&disk.driver.transport).unwrap().expect("it is a disk");
+    assert!(matches!(flushing.recv_timeout(Duration::from_millis(20)), Err(RecvTimeoutError::Timeout)));
+    assert_eq!(disk.ask(VIRTIO_BLK_T_IN, 0, &[Piece::write(DATA, 512)]).0, OK);
+    hung.ends();
+    let flushed = flushing.recv_timeout(Duration::from_secs(60)).expect("it goes on");
+    assert!(matches!(flushed, Ok(DeviceState::Block(_))));
 }
 
 #[test]
