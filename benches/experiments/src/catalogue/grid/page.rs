@@ -45,7 +45,7 @@ const ACCESSES: &str = "Accesses are steady-state samples: each loop of an itera
     divisible by eight, on four levels; STREAM has four loops over three arrays; Sweep3D sweeps two octants. A figure \
     with ? has fewer than 100 counted misses.";
 
-/// The range of shares with 2 MiB pages on either side and on both, over all places.
+/// The range of shares with large pages on either side and on both, over all places.
 fn summary(figures: &Figures) -> String {
     let range = |guest: &str, host: &str| {
         let shares: Vec<f64> = places().filter_map(|place| figures.taken_away(place, guest, host)).collect();
@@ -54,11 +54,17 @@ fn summary(figures: &Figures) -> String {
     };
     format!(
         "In the model, 2 MiB pages of the host alone take away {} of the second dimension's cost, those of the guest \
-         alone {}, both together {}. A share below zero says that large pages of \
-         the guest alone save less than they save a process: the host's small pages limit each entry of a TLB.",
+         alone {}, both together {}; with 1 GiB pages it is {}, {} and {}. A share below zero says that large pages of \
+         the guest alone save less than they save a process: the host's small pages limit each entry of a TLB. A share \
+         above 100 % says that the guest is faster than a process on its pages: smaller pages of the host split those \
+         of 1 GiB, and a TLB has more entries for the parts. Haswell has four of 1 GiB, and Sweep3D misses them; with \
+         1 GiB pages on both sides its guest does too, so that its share is low.",
         range("4k", "2m"),
         range("2m", "4k"),
-        range("2m", "2m")
+        range("2m", "2m"),
+        range("4k", "1g"),
+        range("1g", "4k"),
+        range("1g", "1g")
     )
 }
 
@@ -153,6 +159,9 @@ fn short(value: f64) -> String {
     }
 }
 
+/// Shares of the legend, and what a shade stands for besides: the picture has no darker and no lighter one.
+const SHADES: [(f64, &str); 5] = [(0.0, " or less"), (0.25, ""), (0.5, ""), (0.75, ""), (1.0, " or more")];
+
 fn picture(figures: &Figures) -> Boxes {
     let rows = (0..PROGRAMS.len()).flat_map(|program| FOOTPRINTS_GIB.map(|footprint_gib| (program, footprint_gib)));
     let group = |(program, footprint_gib): (usize, u64)| {
@@ -171,7 +180,7 @@ fn picture(figures: &Figures) -> Boxes {
                 .into(),
         columns: MACHINES.map(|(_, title)| title.into()).into(),
         inner: PAGES.map(Into::into).into(),
-        legend: [0.0, 0.25, 0.5, 0.75, 1.0].map(|share| (format!("{:.0} % taken away", share * 100.0), share)).into(),
+        legend: SHADES.map(|(share, beyond)| (format!("{:.0} %{beyond} taken away", share * 100.0), share)).into(),
         rows: rows.map(group).collect(),
         is_simulated: true,
     }
@@ -206,6 +215,25 @@ mod tests {
         assert_eq!(cells, 3 * 20 * 9 + 5 * 36 * 4);
         let words: String = sections.iter().flat_map(|section| section.paragraphs.clone()).collect();
         assert!(!words.contains("measured"), "{words}");
+    }
+
+    #[test]
+    fn shares_beyond_the_shades_are_explained_and_the_legend_has_them_too() {
+        let figures = Figures::read(FIGURES);
+        let mut above = Vec::new();
+        for (guest, host) in other_pages() {
+            let is_above = |place: &Place| figures.taken_away(*place, guest, host).is_some_and(|share| share > 1.001);
+            above.extend(places().filter(is_above).map(Place::name));
+        }
+        // The text names these alone.
+        assert!(above.iter().all(|name| name.starts_with("Sweep3D ") && name.ends_with(", haswell-ep")), "{above:?}");
+        assert_eq!(above.len(), 4);
+        let said = summary(&figures);
+        for range in ["64 to 100 %", "-8472 to 419 %", "16 to 100 %"] {
+            assert!(said.contains(range), "{range}: {said}");
+        }
+        let legend: Vec<String> = picture(&figures).legend.into_iter().map(|(text, _)| text).collect();
+        assert_eq!((&*legend[0], &*legend[4]), ("0 % or less taken away", "100 % or more taken away"));
     }
 
     #[test]

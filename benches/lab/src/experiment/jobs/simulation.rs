@@ -454,6 +454,42 @@ mod tests {
         assert_eq!(sums("4k").measured(&k8("4k")).evidence, Evidence::Simulated);
     }
 
+    /// Cells of the grid: each program, each machine, in one dimension and in two.
+    const GRID_CELLS: [&str; 5] = [
+        "gups,64,zen4,4k,4k,",
+        "cg,8,haswell-ep,4k,none,",
+        "mg,8,sapphire-rapids,2m,4k,",
+        "stream,64,zen2,2m,2m,",
+        "sweep3d,64,haswell-ep,1g,2m,",
+    ];
+
+    #[test]
+    fn the_grids_stored_figures_are_those_of_this_simulator_to_four_digits() {
+        const GRID: &str = include_str!("../../../../data/grid.csv");
+        const METRICS: [Metric; 4] = [
+            Metric::MissesPerThousand,
+            Metric::ReferencesPerWalk,
+            Metric::WalkCycles,
+            Metric::TranslationCyclesPerAccess,
+        ];
+        for cell in GRID_CELLS {
+            let row = GRID.lines().find(|row| row.starts_with(cell)).expect("it is a cell of the grid");
+            let fields: Vec<&str> = row.split(',').collect();
+            let [program, footprint_gib, machine, guest, host, figures @ .., misses] = &fields[..] else {
+                panic!("{row}: ten fields")
+            };
+            let place = Place::parse(machine, guest, Some(*host).filter(|host| *host != "none")).expect("a machine");
+            let footprint = Bytes::new(footprint_gib.parse::<u64>().expect("a number") << 30);
+            let now = scaled(program, footprint, &place, &|| false).expect("a program").measured(&place);
+            for (metric, stored) in METRICS.into_iter().zip(figures) {
+                let (now, stored) = (now.metrics[&metric], stored.parse::<f64>().expect("a number"));
+                let why = "run benches/grid --again";
+                assert!((now / stored - 1.0).abs() < 1e-4, "{cell} {metric}: {now}, stored {stored}: {why}");
+            }
+            assert_eq!(now.told[COUNTED_MISSES], misses.parse::<f64>().expect("a number"), "{cell}");
+        }
+    }
+
     #[test]
     fn generated_accesses_are_scaled_to_a_whole_run() {
         let misses = |scale| {
