@@ -1,10 +1,11 @@
-//! Whether a window of a VM can be demoted alone. Policies that demote for the page size have one window show it.
+//! Whether a window of a VM can be demoted alone. One window shows it.
 //!
 //! ```text
 //!                      ┌─ on base pages ─▶ alone
 //!   first demotion ────┤
 //!   of a VM with KVM   └─ huge and held ─▶ whole: its memslot is mapped at 4 KiB, hot windows included, and no memory
 //!                                          is freed. It is taken back, and no further window of the VM is demoted
+//!   release, vacated window ─ done ──────▶ alone: only windows of anonymous RAM are, and those are split
 //! ```
 
 use core::ops::ControlFlow;
@@ -19,7 +20,7 @@ use crate::outcome::{Outcome, OutcomeResult};
 use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot};
 use crate::units::{Moment, PageSize, WindowIndex};
 
-/// RAM of a VM, as far as its first demotion has shown it.
+/// RAM of a VM, as far as outcomes have shown it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ram {
     /// The next snapshot shows how this window was demoted.
@@ -30,7 +31,7 @@ enum Ram {
     Whole(WindowIndex),
 }
 
-/// Outcome of the first demotion, by VM.
+/// What is known of the RAM, by VM.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demotions(BTreeMap<VmId, Ram>);
 
@@ -61,6 +62,24 @@ impl Demotions {
         }
     }
 
+    /// Requests that a window becomes base pages, if a window of its VM may be demoted now. Returns whether it was.
+    pub fn request(
+        &mut self,
+        vm: &VmSnapshot,
+        row: usize,
+        expectations: &Expectations,
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> ControlFlow<(), bool> {
+        if !self.may_demote(vm) {
+            return ControlFlow::Continue(false);
+        }
+        let demote = Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K };
+        expectations.request(demote, false, budget, plan)?;
+        self.planned(vm, row);
+        ControlFlow::Continue(true)
+    }
+
     /// Row of the window that was demoted and held its memslot.
     pub fn held(&self, vm: &VmSnapshot) -> Option<usize> {
         match self.0.get(&vm.vm) {
@@ -84,13 +103,19 @@ impl Demotions {
         })
     }
 
-    /// Forgets a first demotion that was not done.
+    /// Forgets a first demotion that was not done, and learns from what else frees part of a huge page.
     pub fn learn(&mut self, outcome: &Outcome) {
-        if let Action::Demote { vm, window, to: PageSize::Base4K } = outcome.action
-            && outcome.result != OutcomeResult::Done
-            && self.0.get(&vm) == Some(&Ram::Tried(window))
-        {
-            self.0.remove(&vm);
+        let vm = outcome.action.vm();
+        match (outcome.action, outcome.result) {
+            (Action::Release { .. } | Action::Vacate { .. }, OutcomeResult::Done) => {
+                self.0.insert(vm, Ram::Alone);
+            }
+            (Action::Demote { window, to: PageSize::Base4K, .. }, result)
+                if result != OutcomeResult::Done && self.0.get(&vm) == Some(&Ram::Tried(window)) =>
+            {
+                self.0.remove(&vm);
+            }
+            _ => {}
         }
     }
 }

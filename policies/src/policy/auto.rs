@@ -61,7 +61,7 @@ use audit::{Audit, Earnings, Kind};
 use giants::Giants;
 use judge::{Judge, Prices, cycles_over, may_be_used};
 use market::Market;
-use memory::{GivenUp, Memory, is_idle};
+use memory::{GivenUp, Giving, Memory, is_idle};
 use nodes::Nodes;
 use split::Splits;
 
@@ -160,6 +160,7 @@ pub struct Auto {
     ranking: Ranking,
     /// Promotions done since the last plan, and their costs.
     bought: Vec<(VmId, WindowIndex, Cost)>,
+    giving: Giving,
     planned_at: Moment,
     score: Score,
     market: Market,
@@ -209,6 +210,7 @@ impl Auto {
             turns: Turns::default(),
             ranking: Ranking::default(),
             bought: Vec::new(),
+            giving: Giving::default(),
             planned_at: Moment::START,
             score: Score::default(),
             market: Market::default(),
@@ -262,16 +264,24 @@ impl Auto {
         }
     }
 
+    /// Notes what was done since the last plan, in VMs that are still there.
     fn book(&mut self, snapshot: &Snapshot) {
+        let find = |id: VmId, window: WindowIndex| {
+            let index = snapshot.vms.iter().position(|vm| vm.vm == id)?;
+            Some((index, snapshot.vms[index].row(window)?))
+        };
+        for (id, window, given) in self.giving.take_done() {
+            if let Some((index, row)) = find(id, window) {
+                let memory = &mut self.memory.of_vm(index)[row];
+                (memory.given_up, memory.resident_after) = (given.given_up, given.used);
+            }
+        }
         for (id, window, cost) in self.bought.drain(..) {
-            let found = snapshot.vms.iter().position(|vm| vm.vm == id);
-            let Some((index, row)) = found.and_then(|index| Some((index, snapshot.vms[index].row(window)?))) else {
-                continue; // The VM has gone.
-            };
-            let memory = &mut self.memory.of_vm(index)[row];
-            (memory.owed, memory.was_vacated) = (self.prices.cycles(cost), false);
-            memory.given_up = GivenUp::No;
-            self.audit.promoted(index, window, memory.kind);
+            if let Some((index, row)) = find(id, window) {
+                let memory = &mut self.memory.of_vm(index)[row];
+                (memory.owed, memory.given_up) = (self.prices.cycles(cost), GivenUp::No);
+                self.audit.promoted(index, window, memory.kind);
+            }
         }
     }
 
@@ -292,11 +302,12 @@ impl Auto {
             }
             let is_fought_over =
                 || window.given_up == GivenUp::Shared && nodes.is_fought_over(place.vm as usize, vm, row);
-            if !is_promotable(vm, row, now) || (is_short && missing(vm, row) > 0) || is_fought_over() {
+            let may_be_large = is_promotable(vm, row, now) && !splits.is_taken_back(vm, row);
+            if !may_be_large || (is_short && missing(vm, row) > 0) || is_fought_over() {
                 return ControlFlow::Continue(());
             }
             let proof = judge.proof(window, vm, row, &mut score.sparse_now);
-            let may_guess = !window.was_vacated && !window.was_given_up() && may_be_used(vm, row);
+            let may_guess = !window.was_given_up() && may_be_used(vm, row);
             let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_guess);
             let Some(bucket) = proof.map(|proof| bucket_of(proof.return_percent)).or_else(guessed) else {
                 return ControlFlow::Continue(());
@@ -325,7 +336,7 @@ impl Auto {
     /// as the market allows. What is vacated beyond that is for other VMs of the host.
     fn promote(&mut self, snapshot: &Snapshot, proven: usize, budget: &mut Budget, plan: &mut Plan) {
         let judge = self.judge(self.planned_at);
-        let Auto { expectations, memory, ranking, score, market, nodes, .. } = self;
+        let Auto { expectations, memory, ranking, score, market, nodes, giving, .. } = self;
         let mut vacating = market.vacating(snapshot);
         let (mut pages, (mut trades, for_others)) = (market.pages(), market.to_vacate());
         for (rank, place) in ranking.best_first().enumerate() {
@@ -364,7 +375,8 @@ impl Auto {
                 return;
             }
             if let Some(given) = given {
-                memory.of_vm(given.vm as usize)[given.row as usize].was_vacated = true;
+                let (vm, row) = given.of(snapshot);
+                giving.planned(vm, row, GivenUp::Vacated);
             }
             let is_known = vm.access[row].samples() > 0;
             *(if is_known { &mut score.planned_on_access } else { &mut score.planned_on_residency }) += 1;
@@ -373,7 +385,8 @@ impl Auto {
         }
         let _full_or_spent = core::iter::from_fn(|| vacating.next_for(None)).take(for_others).try_for_each(|given| {
             expectations.request(market::vacate(given, snapshot), false, budget, plan)?;
-            memory.of_vm(given.vm as usize)[given.row as usize].was_vacated = true;
+            let (vm, row) = given.of(snapshot);
+            giving.planned(vm, row, GivenUp::Vacated);
             ControlFlow::Continue(())
         });
     }
@@ -455,6 +468,7 @@ impl Policy for Auto {
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
+        self.splits.observe(snapshot);
         self.nodes.open(snapshot);
         let is_short = self.shortage.update(snapshot.host);
         let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
@@ -462,6 +476,7 @@ impl Policy for Auto {
         let proven = self.rank(snapshot, now, is_short);
         let spare = snapshot.vms.iter().map(market::spare_of).fold(0, u64::saturating_add);
         self.market.set_price(huge_pages, spare, now);
+        self.take_back(snapshot, now, budget, plan);
         if is_short {
             self.split(snapshot, now, budget, plan);
         }
@@ -477,7 +492,7 @@ impl Policy for Auto {
             GivenUp::ZeroPages => Some(KeptSmall::ZeroPages),
             GivenUp::Cold => Some(KeptSmall::Cold),
             GivenUp::Shared => Some(KeptSmall::SharedByNodes),
-            GivenUp::No if window.was_vacated => Some(KeptSmall::Vacated),
+            GivenUp::Vacated => Some(KeptSmall::Vacated),
             GivenUp::No => self.nodes.why_small(window),
         }
     }
@@ -501,6 +516,7 @@ impl Policy for Auto {
     fn learn(&mut self, outcome: &Outcome) {
         self.expectations.learn(outcome);
         self.splits.learn(outcome);
+        self.giving.learn(outcome);
         self.giants.learn(outcome);
         self.audit.learn(outcome);
         match (outcome.action, outcome.result) {

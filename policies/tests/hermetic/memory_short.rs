@@ -218,22 +218,73 @@ fn a_window_split_for_its_zero_pages_is_not_promoted_for_being_full() {
     assert_eq!(desk.plan(&plenty, seconds(20)), []);
 }
 
+/// Huge windows, idle and with this many pages in use each, of a VM with KVM's counters: it could be held whole.
+fn counted(in_use: &[u16]) -> VmSnapshot {
+    VmSnapshot { mapping: Some(MappingStats::default()), ..huge(samples(IDLE), in_use) }
+}
+
 #[test]
-fn memory_that_could_be_held_whole_is_not_demoted_before_a_release_was_done() {
-    let counted = |in_use: &[u16]| VmSnapshot { mapping: Some(MappingStats::default()), ..huge(samples(IDLE), in_use) };
+fn one_cold_window_shows_that_memory_with_kvms_counters_is_split_alone_and_the_rest_follows() {
+    let (mut desk, mut vm) = (Desk::new(PROOF), counted(&[512, 500, 512]));
+    assert_eq!(desk.plan(&short(vm.clone()), seconds(0)), [demote(0)], "12 zero pages are not worth a release");
+    desk.hears(demote(0), seconds(0), OutcomeResult::Refused(Refusal::Busy));
+    assert_eq!(desk.plan(&short(vm.clone()), seconds(1)), [demote(0)], "a refusal says nothing of the memory");
+    desk.hears(demote(0), seconds(1), OutcomeResult::Done);
+    vm.backing[0] = Backing::Base4K;
+    assert_eq!(desk.plan(&short(vm), seconds(2)), [demote(1), demote(2)]);
+}
+
+#[test]
+fn memory_that_is_held_whole_is_taken_back_and_no_further_window_is_demoted() {
     let mut desk = Desk::new(PROOF);
-    assert_eq!(desk.plan(&short(counted(&[512, 500])), seconds(0)), [], "12 zero pages are not worth a release");
-    assert_eq!(desk.plan(&short(counted(&[512, 300])), seconds(1)), [release(1)]);
-    desk.hears(release(1), seconds(1), OutcomeResult::Refused(Refusal::Busy));
-    assert_eq!(desk.plan(&short(counted(&[512, 512])), seconds(2)), [], "a refusal says nothing of the memory");
+    assert_eq!(desk.plan(&short(counted(&[512; 3])), seconds(0)), [demote(0)]);
+    desk.hears(demote(0), seconds(0), OutcomeResult::Done);
+    let mut held = counted(&[512; 3]);
+    held.is_held.fill(true);
+    assert_eq!(desk.plan(&short(held), seconds(1)), [promote(0)], "it costs no memory");
+    desk.hears(promote(0), seconds(1), OutcomeResult::Done);
+    for second in 2..10 {
+        assert_eq!(desk.plan(&short(counted(&[512; 3])), seconds(second)), []);
+    }
+}
+
+#[test]
+fn memory_that_is_held_whole_is_taken_back_when_the_host_is_short_no_more() {
+    let mut desk = Desk::new(PROOF);
+    desk.plan(&short(counted(&[512])), seconds(0));
+    desk.hears(demote(0), seconds(0), OutcomeResult::Done);
+    let mut held = counted(&[512]);
+    held.is_held.fill(true);
+    held.access[0] = busiest();
+    assert_eq!(desk.plan(&used(50, held), seconds(1)), [promote(0)], "once, although it is hot");
+}
+
+#[test]
+fn a_release_that_was_done_shows_it_too_and_one_without_a_mechanism_that_no_window_can_be_split() {
     let after = |result| {
         let mut desk = Desk::new(PROOF);
-        desk.plan(&short(counted(&[512, 300])), seconds(1));
-        desk.hears(release(1), seconds(1), result);
-        desk.plan(&short(counted(&[512, 300])), seconds(2))
+        assert_eq!(desk.plan(&short(counted(&[512, 512, 300])), seconds(1)), [release(2), demote(0)]);
+        desk.hears(release(2), seconds(1), result);
+        desk.hears(demote(0), seconds(1), OutcomeResult::Skipped(Skip::BackingOff));
+        desk.plan(&short(counted(&[512, 512, 300])), seconds(2))
     };
-    assert_eq!(after(OutcomeResult::Done), [release(1), demote(0)]);
+    assert_eq!(after(OutcomeResult::Done), [release(2), demote(0), demote(1)]);
+    assert_eq!(after(OutcomeResult::Refused(Refusal::Busy)), [release(2), demote(0)]);
     assert_eq!(after(OutcomeResult::Skipped(Skip::NoMechanism)), []);
+}
+
+#[test]
+fn a_window_that_was_not_given_up_after_all_is_a_window_like_any_other() {
+    for (mut vm, action) in [(cold(1), demote(0)), (huge(busiest(), &[12]), release(0))] {
+        let mut desk = Desk::new("auto");
+        desk.plan(&used(50, vm.clone()), seconds(0));
+        assert_eq!(desk.plan(&short(vm.clone()), seconds(60)), [action]);
+        desk.hears(action, seconds(60), OutcomeResult::Refused(Refusal::Busy));
+        // Later the kernel splits it.
+        (vm.backing[0], vm.access[0], vm.zero[0]) = (Backing::Base4K, AccessHistory::default(), Some(0));
+        assert_eq!(desk.plan(&used(50, vm), seconds(61)), [promote(0)], "it is full");
+        assert_eq!(desk.0.why_small(VmId(0), 0), None);
+    }
 }
 
 #[test]

@@ -174,7 +174,6 @@ fn a_shared_hot_huge_page_is_split_where_that_is_asked_for_and_stays_small() {
     let demote = |window| Action::Demote { vm: VmId(0), window: WindowIndex::new(window), to: PageSize::Base4K };
     let planned: Vec<_> = desk.plan(shared()).iter().map(|planned| planned.action).collect();
     assert_eq!(planned, [demote(0)]);
-    assert_eq!(desk.0.why_small(VmId(0), 0), Some(KeptSmall::SharedByNodes));
     let outcome = wideleaf_policies::Outcome {
         action: demote(0),
         at: seconds(61),
@@ -184,6 +183,7 @@ fn a_shared_hot_huge_page_is_split_where_that_is_asked_for_and_stays_small() {
     };
     desk.0.learn(&outcome);
     assert_eq!(desk.plan(vm("fH", "00", "*0", nodes)), [], "it would be fought over again");
+    assert_eq!(desk.0.why_small(VmId(0), 0), Some(KeptSmall::SharedByNodes));
     assert_eq!(promotions(&desk.plan(vm("fH", "00", "00", nodes))), [(0, Some(0))], "one node uses it now");
 }
 

@@ -171,6 +171,23 @@ fn a_vacated_window_comes_back_by_proof_only() {
 }
 
 #[test]
+fn a_window_that_could_not_be_vacated_is_a_window_like_any_other() {
+    for result in [OutcomeResult::Refused(Refusal::Busy), OutcomeResult::Skipped(Skip::BackingOff)] {
+        let mut desk = proven(&cold_and_hot("Hf"));
+        assert_eq!(desk.plan(&scarce(0, vec![cold_and_hot("Hf")]), seconds(1)), [vacate(0), promote(1)]);
+        desk.hears(vacate(0), seconds(1), result);
+        // Later the kernel splits it. It is full, and the guest touches it once.
+        let change = |at: usize, row: &mut WindowRow| {
+            row.guest_mapping = GuestMapping::Base4K;
+            row.access = if at == 0 { samples("---------------x").with_touches_per_s(Some(1)) } else { hot() };
+        };
+        let small = with(HugePages::Plenty, vec![vm_with(0, "fH", change)]);
+        assert_eq!(desk.plan(&small, seconds(2)), [promote(0)], "{result}");
+        assert_eq!(desk.0.why_small(VmId(0), 0), None);
+    }
+}
+
+#[test]
 fn windows_of_a_vm_that_cannot_be_vacated_are_asked_once() {
     let vm = cold_and_hot("HHff");
     let mut desk = proven(&vm);

@@ -166,7 +166,7 @@ impl Judge {
     }
 
     fn copy(&self, window: &Memory) -> u64 {
-        self.copy.saturating_add(if window.was_given_up() { self.split } else { 0 })
+        self.copy.saturating_add(if window.was_split() { self.split } else { 0 })
     }
 }
 

@@ -2,19 +2,25 @@
 
 use core::time::Duration;
 
+use alloc::collections::BTreeMap;
+
 use super::audit::Kind;
-use crate::snapshot::{AccessHistory, VmSnapshot};
-use crate::units::Moment;
+use crate::action::Action;
+use crate::outcome::{Outcome, OutcomeResult};
+use crate::snapshot::{AccessHistory, VmId, VmSnapshot};
+use crate::units::{Moment, WindowIndex};
 
 /// Number of newest samples without a touch that make a window cold: one may miss an access by chance.
 const COLD_AFTER_SAMPLES: u8 = 2;
 
-/// What was done to a window while the host was short.
+/// How a window lost its huge page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum GivenUp {
-    /// Nothing since its latest promotion.
+    /// Not since its latest promotion.
     #[default]
     No,
+    /// It gave its huge page back, to another window or to the host.
+    Vacated,
     /// Its zero pages were released.
     ZeroPages,
     /// It was cold and was demoted.
@@ -44,9 +50,7 @@ pub(super) struct Memory {
     pub owed: u64,
     /// Number of base pages present when its promotion was planned.
     pub resident_before: u16,
-    /// Whether it gave its huge page back since its latest promotion: it gets another one by proof only.
-    pub was_vacated: bool,
-    /// What it lost while the host was short since its latest promotion: it is promoted again by proof only.
+    /// How it lost its huge page since its latest promotion: it is promoted again by proof only.
     pub given_up: GivenUp,
     /// Number of base pages that were in use when it was given up.
     pub resident_after: u16,
@@ -71,6 +75,11 @@ impl Memory {
 
     pub fn was_given_up(&self) -> bool {
         self.given_up != GivenUp::No
+    }
+
+    /// Whether its huge page was split, and not moved to another window.
+    pub fn was_split(&self) -> bool {
+        self.was_given_up() && self.given_up != GivenUp::Vacated
     }
 
     /// Start of the period in which every sample saw a touch.
@@ -126,6 +135,50 @@ impl Memory {
             (self.zeroes, self.zeroes_since_s) = (zero, now_s(now));
         }
     }
+}
+
+/// Huge pages that the latest plan gives up, by window. A request that is not done leaves the window as it was.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Giving(BTreeMap<(VmId, WindowIndex), Given>);
+
+/// One of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    pub given_up: GivenUp,
+    /// Number of base pages in use: a split may free the zero pages, so that these are left at least.
+    pub used: u16,
+    is_done: bool,
+}
+
+impl Giving {
+    /// Notes a request.
+    pub fn planned(&mut self, vm: &VmSnapshot, row: usize, given_up: GivenUp) {
+        let given = Given { given_up, used: used(vm, row), is_done: false };
+        self.0.insert((vm.vm, vm.windows[row]), given);
+    }
+
+    /// Notes what was done.
+    pub fn learn(&mut self, outcome: &Outcome) {
+        let gives = matches!(outcome.action, Action::Release { .. } | Action::Demote { .. } | Action::Vacate { .. });
+        let key = (outcome.action.vm(), outcome.action.window());
+        if gives
+            && outcome.result == OutcomeResult::Done
+            && let Some(given) = self.0.get_mut(&key)
+        {
+            given.is_done = true;
+        }
+    }
+
+    /// The windows that have lost their huge page. Forgets the plan.
+    pub fn take_done(&mut self) -> impl Iterator<Item = (VmId, WindowIndex, Given)> + use<> {
+        let all = core::mem::take(&mut self.0).into_iter();
+        all.filter(|(_, given)| given.is_done).map(|((vm, window), given)| (vm, window, given))
+    }
+}
+
+/// Number of base pages that do not hold only zeroes.
+pub(super) fn used(vm: &VmSnapshot, row: usize) -> u16 {
+    vm.resident[row] - vm.zero[row].unwrap_or(0).min(vm.resident[row])
 }
 
 /// Seconds from the start, for columns of many windows.

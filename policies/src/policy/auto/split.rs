@@ -19,6 +19,8 @@
 //! A guest that fills a window takes its zero pages one fault at a time, so those of a window in use must have stayed
 //! zero for as long as they need to pay.
 //!
+//! Where a window cannot be demoted alone, the first demotion shows it (`demotions.rs`), and is the only one.
+//!
 //! Both split the page; the actions differ in what is free afterwards. A release gives all zero pages back, on every
 //! kernel that moves pages, and reads the window for that. A demotion frees nothing by itself where no page is zero.
 //! But from then on the kernel sees the accesses of each base page and can reclaim cold ones, and a balloon or a free
@@ -42,10 +44,11 @@ use alloc::vec::Vec;
 
 use super::Auto;
 use super::judge::{Judge, Prices};
-use super::memory::{GivenUp, Memory, is_idle};
+use super::memory::{GivenUp, Memory, is_idle, used};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Place, is_demotable};
+use crate::demotions::Demotions;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::rank::{Ranking, bucket_of};
 use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot};
@@ -67,15 +70,6 @@ const COLD_IN_A_PLAN: usize = 16;
 /// 128 MiB, more than a kernel reclaims between two plans.
 const COLD_STOCK: usize = 64;
 
-/// RAM of a VM, as far as outcomes have shown it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ram {
-    /// A huge page of it can be split alone.
-    Splits,
-    /// No window of it can be split alone.
-    Whole,
-}
-
 /// What `auto` knows about splits, and the candidates of a plan.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Splits {
@@ -83,7 +77,9 @@ pub(super) struct Splits {
     with_zeroes: Ranking,
     /// Windows without that are cold, the longest cold best.
     cold: Ranking,
-    rams: Vec<(VmId, Ram)>,
+    demotions: Demotions,
+    /// VMs of which no mechanism splits a huge page.
+    fixed: Vec<VmId>,
     /// Number of releases planned for windows in use.
     pub in_use: u64,
     /// Number of cold windows demoted.
@@ -91,46 +87,41 @@ pub(super) struct Splits {
 }
 
 impl Splits {
-    fn ram(&self, vm: VmId) -> Option<Ram> {
-        self.rams.iter().find(|(known, _)| *known == vm).map(|(_, ram)| *ram)
+    fn may_split(&self, vm: &VmSnapshot) -> bool {
+        !self.fixed.contains(&vm.vm)
     }
 
-    fn may_release(&self, vm: VmId) -> bool {
-        self.ram(vm) != Some(Ram::Whole)
-    }
-
-    /// RAM that is not anonymous is demoted by a hold of its whole memslot, hot windows included. Only a VM with KVM's
-    /// counters can be held, so there a release must have shown first that windows are split one by one.
     fn may_demote(&self, vm: &VmSnapshot) -> bool {
-        self.ram(vm.vm).map_or(vm.mapping.is_none(), |ram| ram == Ram::Splits)
+        self.may_split(vm) && self.demotions.may_demote(vm)
     }
 
-    fn is_known_to_be(&mut self, vm: VmId, ram: Ram) {
-        match self.rams.iter_mut().find(|(known, _)| *known == vm) {
-            Some((_, known)) => *known = ram,
-            None => self.rams.push((vm, ram)),
-        }
+    /// Looks at what the first demotions have done.
+    pub fn observe(&mut self, snapshot: &Snapshot) {
+        self.demotions.observe(snapshot);
+    }
+
+    /// Whether the demotion of this window held its whole memslot, so that it is taken back.
+    pub fn is_taken_back(&self, vm: &VmSnapshot, row: usize) -> bool {
+        vm.is_held[row] && self.demotions.held(vm) == Some(row)
     }
 
     /// Learns what the VM's RAM allows, and counts.
     pub fn learn(&mut self, outcome: &Outcome) {
+        self.demotions.learn(outcome);
         let vm = outcome.action.vm();
         match (outcome.action, outcome.result) {
-            (Action::Release { .. } | Action::Vacate { .. }, OutcomeResult::Done) => {
-                self.is_known_to_be(vm, Ram::Splits);
-            }
             (Action::Demote { to: PageSize::Base4K, .. }, OutcomeResult::Done) => self.demoted += 1,
             (
                 Action::Release { .. } | Action::Demote { to: PageSize::Base4K, .. },
                 OutcomeResult::Skipped(Skip::NoMechanism),
-            ) => self.is_known_to_be(vm, Ram::Whole),
+            ) if !self.fixed.contains(&vm) => self.fixed.push(vm),
             _ => {}
         }
     }
 
     /// Return of releasing the window's zero pages, in percent, if it suffices.
     pub fn of_release(&self, judge: &Judge, window: &Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
-        let zero = vm.zero[row].filter(|zero| *zero > 0 && self.may_release(vm.vm))?;
+        let zero = vm.zero[row].filter(|zero| *zero > 0 && self.may_split(vm))?;
         if is_idle(vm.access[row]) {
             let offer = Offer { gain_per_s: judge.prices.bloat_per_s(zero), cost: judge.release };
             return judge.return_of_giving_up(vm, row, offer, judge.prices.horizon);
@@ -147,11 +138,6 @@ impl Splits {
         let offer = Offer { gain_per_s, cost: judge.split + judge.copy };
         is_cold && self.may_demote(vm) && judge.return_of_giving_up(vm, row, offer, judge.prices.horizon).is_some()
     }
-}
-
-/// Number of base pages that do not hold only zeroes.
-fn used(vm: &VmSnapshot, row: usize) -> u16 {
-    vm.resident[row] - vm.zero[row].unwrap_or(0).min(vm.resident[row])
 }
 
 impl Prices {
@@ -229,12 +215,12 @@ impl Auto {
     }
 
     fn release_best(&mut self, snapshot: &Snapshot, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
-        let Auto { splits, expectations, memory, .. } = self;
+        let Auto { splits, expectations, giving, .. } = self;
         for place in splits.with_zeroes.best_first() {
             let (vm, row) = place.of(snapshot);
             expectations.request(Action::Release { vm: vm.vm, window: vm.windows[row] }, false, budget, plan)?;
             splits.in_use += u64::from(!is_idle(vm.access[row]));
-            give_up(&mut memory.of_vm(place.vm as usize)[row], GivenUp::ZeroPages, used(vm, row));
+            giving.planned(vm, row, GivenUp::ZeroPages);
         }
         ControlFlow::Continue(())
     }
@@ -246,36 +232,36 @@ impl Auto {
         budget: &mut Budget,
         plan: &mut Plan,
     ) -> ControlFlow<()> {
-        let Auto { splits, expectations, memory, .. } = self;
-        for place in splits.cold.best_first().take(most) {
+        let Auto { splits: Splits { cold, demotions, .. }, expectations, giving, .. } = self;
+        let mut left = most;
+        for place in cold.best_first() {
+            if left == 0 {
+                break;
+            }
             let (vm, row) = place.of(snapshot);
-            let demote = Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K };
-            expectations.request(demote, false, budget, plan)?;
-            give_up(&mut memory.of_vm(place.vm as usize)[row], GivenUp::Cold, used(vm, row));
+            if demotions.request(vm, row, expectations, budget, plan)? {
+                giving.planned(vm, row, GivenUp::Cold);
+                left -= 1;
+            }
         }
         ControlFlow::Continue(())
     }
-}
 
-impl Auto {
+    /// Requests the windows with a demotion that held their memslot.
+    pub(super) fn take_back(&self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let _full_or_spent = self.splits.demotions.take_back(snapshot, now, &self.expectations, budget, plan);
+    }
+
     /// Splits huge windows that several NUMA nodes share, where a window can be split alone.
     pub(super) fn split_shared(&mut self, shared: &[Place], snapshot: &Snapshot, budget: &mut Budget, plan: &mut Plan) {
-        let Auto { splits, expectations, memory, nodes, .. } = self;
+        let Auto { splits, expectations, giving, nodes, .. } = self;
         let _full_or_spent = shared.iter().try_for_each(|place| {
             let (vm, row) = place.of(snapshot);
-            if !splits.may_demote(vm) {
-                return ControlFlow::Continue(());
+            if splits.may_split(vm) && splits.demotions.request(vm, row, expectations, budget, plan)? {
+                giving.planned(vm, row, GivenUp::Shared);
+                nodes.split += 1;
             }
-            let demote = Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K };
-            expectations.request(demote, false, budget, plan)?;
-            give_up(&mut memory.of_vm(place.vm as usize)[row], GivenUp::Shared, used(vm, row));
-            nodes.split += 1;
             ControlFlow::Continue(())
         });
     }
-}
-
-/// A split may free the zero pages, so `used` pages are left at least.
-fn give_up(window: &mut Memory, given_up: GivenUp, used: u16) {
-    (window.given_up, window.resident_after) = (given_up, used);
 }
