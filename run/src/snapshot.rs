@@ -106,3 +106,26 @@ pub(crate) fn saved_text(
     let saved = Saved { version: VERSION, wideleaf: env!("CARGO_PKG_VERSION"), spec, session, accesses, machine };
     serde_json::to_vec(&saved).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_of_another_version_is_refused_with_the_release_that_saved_it_whatever_else_it_has() {
+        for version in [0, VERSION + 1] {
+            let text = format!(r#"{{"version":{version},"wideleaf":"9.1.0","shape":["of",9]}}"#);
+            let refused = parse(text.as_bytes(), &Failure::Input).err().expect("it is not of this version").to_string();
+            let told = format!("9.1.0 saved it with version {version} of `machine.json`, this one reads version 1; ");
+            assert!(refused.contains(&(told + "restore it")), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_state_without_a_version_and_one_without_its_parts_are_malformed() {
+        for text in ["{}", r#"{"version":1,"wideleaf":"1.0.0"}"#, "\u{0}"] {
+            let refused = parse(text.as_bytes(), &Failure::Input).err().expect("it is not whole").to_string();
+            assert!(refused.contains("`machine.json` is malformed"), "{refused}");
+        }
+    }
+}
