@@ -5,7 +5,7 @@
 //!                                                  └─ dpkg --unpack into a root of its own ─▶ its programs
 //! ```
 //!
-//! No script of the package runs: they are for the machine that it is installed on.
+//! Of the package's scripts only that of a purge runs, with a folder in the place of the machine's.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -176,7 +176,7 @@ fn its_control_files_are_well_formed(package: &Package) {
     }
     let says = |script: &str, words: &str| fs::read_to_string(control.join(script)).unwrap().contains(words);
     assert!(says("postinst", "wideleaf hook install") && says("prerm", "wideleaf hook uninstall"));
-    assert!(says("postrm", "rm -rf /var/lib/wideleaf /run/wideleaf"), "nothing is left after a purge");
+    a_purge_leaves_nothing_but_locks_in_use(&control.join("postrm"), &package.folder.path().join("purged"));
     // The errors and warnings of lintian, as far as they can be checked without lintian.
     let address = info.lines().find_map(|line| line.trim().strip_prefix("Maintainer: ")).unwrap();
     assert!(address.ends_with('>') && !address.contains("localhost"), "{address}");
@@ -188,6 +188,42 @@ fn its_control_files_are_well_formed(package: &Package) {
         };
         assert_eq!(text.lines().find(is_bad), None, "{script}");
     }
+}
+
+/// Runs the script with `root` in front of its paths.
+fn a_purge_leaves_nothing_but_locks_in_use(script: &Path, root: &Path) {
+    let (state, sockets, programs) = (root.join("var/lib/wideleaf"), root.join("run/wideleaf"), root.join("programs"));
+    for folder in [&state, &sockets, &programs] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    // The machine's own units stay as they are.
+    symlink("/bin/true", programs.join("deb-systemd-helper")).unwrap();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let added = format!(r#"{{"size":"2m","pages":3,"added":[],"boot":"{}"}}"#, boot.trim());
+    fs::write(state.join("state.json"), added).unwrap();
+    for file in ["control.sock", "metrics.sock", "hook-called", "pool-2m.lock", "pool-1g.making"] {
+        fs::write(sockets.join(file), "").unwrap();
+    }
+    let in_use = fs::File::create(sockets.join("pool-1g.lock")).unwrap();
+    in_use.lock().unwrap();
+    let mut text = fs::read_to_string(script).unwrap();
+    for path in ["/var/lib/wideleaf", "/run/wideleaf"] {
+        text = text.replace(path, &format!("{}{path}", root.display()));
+    }
+    let purge = || {
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display());
+        let purged = Command::new("sh").args(["-c", &text, "postrm", "purge"]).env("PATH", path).output().unwrap();
+        let said = String::from_utf8(purged.stderr).unwrap();
+        assert!(purged.status.success(), "{said}");
+        said
+    };
+    let said = purge();
+    assert!(said.contains("3 pages of 2m are in the hugetlb pool for domains"), "{said}");
+    let left: Vec<PathBuf> = fs::read_dir(&sockets).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!((left, state.exists()), (vec![sockets.join("pool-1g.lock")], false));
+    drop(in_use);
+    assert_eq!(purge(), "");
+    assert!(!sockets.exists());
 }
 
 /// Errors and warnings count, except those about the missing compression of this package.
