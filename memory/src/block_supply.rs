@@ -1,4 +1,4 @@
-//! Makes free blocks of 2 MiB before windows need them, within a budget of CPU time.
+//! Makes free blocks of 2 MiB while windows wait for huge pages, within a budget of CPU time.
 //!
 //! ```text
 //!   windows wait ── want ──▶ thread `block-supply`, nice 19 ──▶ asks for huge pages, one at a time, and holds them

@@ -279,7 +279,7 @@ pub struct VmRule {
     pub collapse_shared: Option<bool>,
     /// A QMP socket with no other client.
     pub qmp: Option<PathBuf>,
-    /// Weight of the VM in the sharing of the budget.
+    /// Weight of the VM in the sharing of the budget, and factor on its bids for huge pages.
     #[serde(default, deserialize_with = "values::weight")]
     pub weight: Option<u32>,
     /// Upper bound on its copies, in bytes per second.
@@ -301,7 +301,7 @@ pub struct Wanted {
     pub collapse_shared: bool,
     /// A QMP socket for questions.
     pub qmp: Option<PathBuf>,
-    /// Weight in the sharing of the budget.
+    /// Weight in the sharing of the budget, and factor on its bids for huge pages.
     pub weight: u32,
     /// Upper bound on its copies, in bytes per second.
     pub copy_per_second: Option<Bytes>,
