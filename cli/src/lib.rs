@@ -19,6 +19,7 @@ pub mod attach;
 pub mod child;
 pub mod demo;
 pub mod doctor;
+pub mod former;
 pub mod guardian;
 pub mod guests;
 pub mod hook;

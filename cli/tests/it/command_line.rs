@@ -519,31 +519,6 @@ fn a_full_standard_output_is_a_failure() {
 }
 
 #[test]
-fn help_exists_for_every_command() {
-    let scratch = new_scratch();
-    let help = |arguments: &[&str]| {
-        let output = scratch.wideleaf(arguments).assert().success().stderr("").get_output().stdout.clone();
-        String::from_utf8(output).unwrap()
-    };
-    assert!(help(&["--help"]).contains("Exit codes:"));
-    let run = help(&["run", "--help"]);
-    assert!(run.contains("Examples:"));
-    for kernel in KERNELS {
-        assert!(run.contains(&format!("  {}: ", kernel.name)), "{run}");
-        let details = help(&["kernels", kernel.name.as_str()]);
-        assert!(
-            kernel.parameters.iter().all(|parameter| details.contains(&format!(" {}= ", parameter.name))),
-            "{details}"
-        );
-    }
-    assert!(help(&["demo", "--help"]).contains("Examples:"));
-    assert!(help(&["doctor", "--help"]).contains("Examples:"));
-    let policies = help(&["run", "--policy", "help"]);
-    assert!(policies.contains("never") && policies.contains("greedy"), "{policies}");
-    assert_eq!(help(&["run", "gups", "--policy", "help"]), policies);
-}
-
-#[test]
 fn the_doctor_reports_what_a_sandbox_and_devices_can_use() {
     let scratch = new_scratch();
     let output = scratch.wideleaf(&["doctor", "--format=json"]).assert().success().get_output().stdout.clone();

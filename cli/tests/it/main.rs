@@ -12,6 +12,7 @@ mod flood;
 mod giant;
 mod guards;
 mod guest;
+mod help;
 mod hook;
 mod host;
 mod kernels;
