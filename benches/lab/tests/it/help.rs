@@ -1,9 +1,44 @@
 //! Help of the laboratory's commands, refused times, and the names of numbers in its results.
 
 use crate::program::new_scratch;
+use clap::{Command, CommandFactory as _};
 use predicates::prelude::*;
 use serde_json::Value;
+use wideleaf::former::{IN_LAB, PREDICT};
+use wideleaf_lab::args::Cli;
 use wideleaf_testing::json::numbers_without_unit;
+
+/// Words that lead to each command below this one, hidden commands too.
+fn paths(command: &Command) -> Vec<Vec<String>> {
+    let below = |below: &Command| {
+        let name = below.get_name().to_owned();
+        let rests = [vec![Vec::new()], paths(below)].concat();
+        rests.into_iter().map(move |rest| [vec![name.clone()], rest].concat())
+    };
+    command.get_subcommands().flat_map(below).collect()
+}
+
+#[test]
+fn every_command_has_help() {
+    let scratch = new_scratch();
+    let paths = paths(&Cli::command());
+    for path in &paths {
+        let arguments: Vec<&str> = path.iter().map(String::as_str).chain(["--help"]).collect();
+        let shown = scratch.wideleaf(&arguments).assert().success().stderr("").get_output().stdout.clone();
+        let text = String::from_utf8(shown).unwrap();
+        assert!(text.contains(&format!("\nUsage: wideleaf-lab {}", path.join(" "))), "{arguments:?}: {text}");
+        assert!(!text.starts_with("Usage:"), "{arguments:?} does not say what it does: {text}");
+    }
+    assert!(paths.len() > 20, "{paths:?}");
+}
+
+#[test]
+fn the_commands_that_wideleaf_refers_to_are_here() {
+    let program = Cli::command();
+    for name in [&IN_LAB[..], &[PREDICT]].concat() {
+        assert!(program.find_subcommand(name).is_some_and(|command| !command.is_hide_set()), "{name}");
+    }
+}
 
 #[test]
 fn help_has_examples_and_the_words_of_a_linux_guest() {
