@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, unshare};
 use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, compared, in_turns, results};
 use wideleaf_benches::scenario::{Arguments, Ended, Waiting, run};
-use wideleaf_kernels::words::{FIRST_GENERATION, word};
+use wideleaf_kernels::test_pattern::{FIRST_GENERATION, word};
 use wideleaf_measure::figures::Figures;
 
 const ROUNDS: u32 = 11;

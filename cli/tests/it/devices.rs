@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde_json::Value;
-use wideleaf_kernels::words::{FIRST_GENERATION, word};
+use wideleaf_kernels::test_pattern::{FIRST_GENERATION, word};
 use wideleaf_testing::scratch::Running;
 use wideleaf_testing::scratch::Scratch;
 use wideleaf_testing::{Need, has_kvm, is_there};

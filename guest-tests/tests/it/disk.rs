@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tempfile::NamedTempFile;
 use wideleaf_guest_image::IMAGE;
-use wideleaf_kernels::words::{FIRST_GENERATION, origin, word};
+use wideleaf_kernels::test_pattern::{FIRST_GENERATION, origin, word};
 use wideleaf_memory::actuators::giant::{GiantPages, SwapLimits, SwapSite};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::swap::Swapper;

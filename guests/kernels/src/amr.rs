@@ -24,7 +24,7 @@ use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, sum};
 use crate::registry::{Figure, Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, INIT, VERIFY};
-use crate::words::word;
+use crate::test_pattern::word;
 use crate::{Arena, KernelError, Platform};
 
 /// The adaptive mesh in the table of kernels.

@@ -17,8 +17,8 @@ use wideleaf_protocol::{Message, Name};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::report;
+use crate::test_pattern::{FIRST_GENERATION, Findings, PAGE_WORDS, Written, word};
 use crate::virtio::{Buffer, Device, Fault, Kind, Queue, device_error, queue_words};
-use crate::words::{FIRST_GENERATION, Findings, PAGE_WORDS, Written, word};
 use crate::{Arena, Platform};
 
 /// The balloon in the table of kernels.

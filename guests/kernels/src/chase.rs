@@ -18,7 +18,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Platform;
-use crate::words::FACTOR;
+use crate::test_pattern::FACTOR;
 
 /// Cache line in bytes. x86-64 CPUs have no other size.
 const LINE_BYTES: u64 = 64;

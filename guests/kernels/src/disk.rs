@@ -21,9 +21,9 @@ use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::report;
 use crate::rounds::{Until, part};
 use crate::team::Slot;
+use crate::test_pattern::{FIRST_GENERATION, Findings, LAST_GENERATION, Written, word};
 use crate::virtio::{Fault, device_error};
 use crate::virtio_disk::{Disk, Kind, QUEUE_WORDS, Request, SECTOR_BYTES};
-use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, Written, word};
 use crate::{Arena, Platform};
 
 /// Disk in the table of kernels.

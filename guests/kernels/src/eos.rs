@@ -29,7 +29,7 @@ use crate::mesh::{self, Blocks, Shape, report_rate};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::{Figure, Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, INIT, VERIFY};
-use crate::words::word;
+use crate::test_pattern::word;
 use crate::{Arena, KernelError, Platform};
 use gas::{Matter, State};
 use table::{POINTS, Table};

@@ -35,7 +35,7 @@ use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::report;
 use crate::rounds::{Batches, Progress, Tally, Until, part, progress_ms, run_rounds};
-use crate::words::{FIRST_GENERATION, PAGE_WORDS, word, write_first};
+use crate::test_pattern::{FIRST_GENERATION, PAGE_WORDS, word, write_first};
 use crate::{Arena, Platform};
 
 /// GUPS in the table of kernels.

@@ -32,8 +32,8 @@
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
 //! | [`report`] | output of a kernel on typed memory |
 //! | [`vectors`] | loops compiled for narrow and for wide vector registers |
-//! | [`words`] | predictable words, and the record of wrong ones |
-//! | [`parameters`], [`gaps`], [`text`], [`caches`] | parsing parameters, the histogram, formatting without allocation, the size of the last cache |
+//! | [`test_pattern`] | predictable words, and the record of wrong ones |
+//! | [`parameters`], [`latency_histogram`], [`text`], [`caches`] | parsing parameters, the histogram, formatting without allocation, the size of the last cache |
 //!
 //! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering,
 //! which compiles to the plain moves that are measured. Two vCPUs that update one word at once may lose an update,
@@ -51,9 +51,9 @@ pub mod caches;
 pub mod chase;
 pub mod disk;
 pub mod eos;
-pub mod gaps;
 pub mod gups;
 pub mod latency;
+pub mod latency_histogram;
 pub mod mesh;
 pub mod moves;
 #[cfg(any(test, feature = "std"))]
@@ -72,13 +72,13 @@ pub mod rounds;
 pub mod stream;
 pub mod sweep3d;
 pub mod team;
+pub mod test_pattern;
 pub mod text;
 pub mod vectors;
 pub mod virtio;
 pub mod virtio_disk;
 pub mod vsock;
 pub mod wavefront;
-pub mod words;
 
 pub use arena::Arena;
 pub use platform::Platform;

@@ -20,8 +20,8 @@ use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::report;
+use crate::test_pattern::{FIRST_GENERATION, Findings, origin, word};
 use crate::virtio::{Buffer, Device, Fault, Kind, Queue, device_error, queue_words};
-use crate::words::{FIRST_GENERATION, Findings, origin, word};
 use crate::{Arena, Platform};
 
 /// Net in the table of kernels.

@@ -7,7 +7,7 @@
 //!   └────┴────┴────┴────┴────┴───
 //! ```
 //!
-//! The words are those of [`words`](crate::words): a lost, stale or misplaced one is found at most one pass later.
+//! The words are those of [`crate::test_pattern`]: a lost, stale or misplaced one is found at most one pass later.
 //! Between passes the pages change their vCPU, so that a stale TLB entry is found too.
 
 use core::hint::spin_loop;
@@ -20,7 +20,7 @@ use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::report;
 use crate::rounds::{Batches, Progress, Tally, Until, run_rounds};
-use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, write_first};
+use crate::test_pattern::{FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, write_first};
 use crate::{Arena, Platform};
 
 /// Pattern in the table of kernels.

@@ -17,7 +17,7 @@
 //! On request the cold set was hot once: it is filled before all others (`first=cold`) and read in scattered order for
 //! a while (`cold_ms=`). Where huge pages are few, it then has them when the hot span begins to need them.
 //!
-//! No byte may be lost during a run. The words are those of [`words`](crate::words): each is checked whenever it is
+//! No byte may be lost during a run. The words are those of [`crate::test_pattern`]: each is checked whenever it is
 //! touched, and all words ever written are checked at the end. A pass touches no word twice and the vCPUs meet
 //! after it, so several vCPUs lose no update. The shares change their vCPU after every pass, so that a stale TLB
 //! entry is found.
@@ -32,10 +32,10 @@ use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::report;
 use crate::rounds::{Batches, Meeting, Progress, Tally, part, progress_ms, run_rounds};
-use crate::text::FixedText;
-use crate::words::{
+use crate::test_pattern::{
     FACTOR, FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, word, write_first,
 };
+use crate::text::FixedText;
 use crate::{Arena, Platform};
 
 /// Phases in the table of kernels.

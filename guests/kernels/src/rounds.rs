@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 
-use crate::gaps::{Histogram, Summary};
+use crate::latency_histogram::{Histogram, Summary};
 use crate::parameters::Parameters;
 use crate::team::Barrier;
 use crate::{KernelError, Platform};

@@ -8,4 +8,4 @@ mod readme;
 mod runner;
 mod runs;
 mod table;
-mod words;
+mod test_pattern;

@@ -8,7 +8,7 @@ use wideleaf_kernels::Arena;
 use wideleaf_kernels::native::measure_tsc_hz;
 use wideleaf_kernels::phases::{Layout, Scattered, Set, Sizes, WINDOW_WORDS, generation_of_touched};
 use wideleaf_kernels::rounds::part;
-use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
+use wideleaf_kernels::test_pattern::{FIRST_GENERATION, PAGE_WORDS, word};
 use wideleaf_protocol::{ExitCode, Message};
 
 /// The smallest run with a moving hot span and a sparse set of two windows: 14 MiB.

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::runner::{has, run, run_with};
 use wideleaf_kernels::registry::find;
-use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
+use wideleaf_kernels::test_pattern::{FIRST_GENERATION, PAGE_WORDS, word};
 use wideleaf_kernels::{Arena, KERNELS, KernelError};
 use wideleaf_protocol::{CommandLine, ExitCode, Message};
 

@@ -1,7 +1,7 @@
 //! Predictable words are all different, and encode their origin.
 use proptest::prelude::*;
 use wideleaf_kernels::rounds::part;
-use wideleaf_kernels::words::{Written, classify, origin, word};
+use wideleaf_kernels::test_pattern::{Written, classify, origin, word};
 use wideleaf_protocol::message::MismatchKind;
 
 proptest! {
