@@ -70,7 +70,7 @@ pub struct GivenBackCounters {
     /// Pages inflated although the balloon had them already.
     pub inflated_twice: u64,
     /// Pages deflated although the balloon did not have them.
-    pub deflated_in_vain: u64,
+    pub deflated_absent: u64,
     /// Pages outside RAM, or not in a whole window of it; they are ignored.
     pub outside_ram: u64,
     /// Number of checks of a window that was claimed by another part.
@@ -160,7 +160,7 @@ impl Book {
         let was_there = was_inflated || was_reported;
         self.counters.inflated_now -= u64::from(was_inflated);
         self.counters.deflated += u64::from(was_there);
-        self.counters.deflated_in_vain += u64::from(!was_there);
+        self.counters.deflated_absent += u64::from(!was_there);
         was_there
     }
 

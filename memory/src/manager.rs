@@ -139,7 +139,7 @@ impl Default for ManagerConfig {
 impl ManagerConfig {
     /// For an external guest, one of many on a host. While the guest is idle, the loop wakes every two seconds to
     /// read one small file, and scans the windows every ten seconds.
-    pub fn for_guests_of_others() -> ManagerConfig {
+    pub fn for_external_guests() -> ManagerConfig {
         ManagerConfig {
             tick_longest: Duration::from_secs(10),
             pulse: Some(Duration::from_secs(2)),

@@ -57,7 +57,7 @@ use crate::snapshot::parts::SavedParts;
 use crate::snapshot::restoring::taking_apart::TakingApart;
 use crate::snapshot::restoring::{Continued, Restoring};
 use crate::spec::{Console, RunSpec};
-use crate::summary::summarize;
+use crate::summary::summarise;
 use crate::users_pause::UsersPause;
 use crate::{native, numa, ram, sandboxed};
 
@@ -598,7 +598,7 @@ impl Over<'_> {
             migrated,
             arrived: of.incoming.as_ref().map(|incoming| incoming.report()),
             guarantee,
-            manager: manager.as_ref().map(summarize).unwrap_or_default(),
+            manager: manager.as_ref().map(summarise).unwrap_or_default(),
             devices,
             cut,
             vmm,

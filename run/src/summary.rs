@@ -14,7 +14,7 @@ use crate::report::{
 };
 
 /// The manager's part of a report.
-pub fn summarize(report: &ManagerReport) -> ManagerSummary {
+pub fn summarise(report: &ManagerReport) -> ManagerSummary {
     ManagerSummary {
         policy_changes: policy_changes(report),
         ticks: report.ticks,
@@ -64,14 +64,14 @@ fn policy_changes(report: &ManagerReport) -> Vec<PolicyChange> {
 
 /// Counts of outcomes by mechanism and result, and the counters of first touches, reserved frames and policies.
 fn outcomes(report: &ManagerReport) -> BTreeMap<String, u64> {
-    let logs_of_others = Some(report.logs_of_others.len() as u64).filter(|slots| *slots > 0).into_iter();
+    let foreign_logs = Some(report.foreign_logs.len() as u64).filter(|slots| *slots > 0).into_iter();
     let first_touch = report.first_touch.iter().flat_map(FirstTouchReport::by_name);
     let reserved_frames = report.reserved_frames.iter().flat_map(ReservedFramesReport::by_name);
     report
         .outcomes
         .iter()
         .map(|((m, result), n)| (format!("{m}.{result}"), *n))
-        .chain(logs_of_others.map(|n| ("hold.left_to_others_slots".to_owned(), n)))
+        .chain(foreign_logs.map(|n| ("hold.left_to_others_slots".to_owned(), n)))
         .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
         .chain(reserved_frames.map(|(name, n)| (format!("reserved_frames.{name}"), n)))
         .chain(report.supply.iter().flat_map(SupplyReport::by_name).map(|(name, n)| (format!("supply.{name}"), n)))

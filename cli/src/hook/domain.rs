@@ -104,7 +104,7 @@ fn memory(domain: &Element, default_page: u64) -> (Vec<PoolRequest>, u64) {
 #[derive(Default)]
 struct PageRules {
     of_nodes: Vec<(BTreeSet<u32>, u64)>,
-    of_others: Option<u64>,
+    others: Option<u64>,
 }
 
 impl PageRules {
@@ -119,18 +119,18 @@ impl PageRules {
             };
             match page.attribute("nodeset") {
                 Some(nodes) => rules.of_nodes.push((node_set(nodes), size)),
-                None => rules.of_others = Some(size),
+                None => rules.others = Some(size),
             }
         }
         if hugepages.child("page").is_none() {
-            rules.of_others = Some(default_page);
+            rules.others = Some(default_page);
         }
         rules
     }
 
     fn page_of(&self, node: u32) -> Option<u64> {
         let rule = self.of_nodes.iter().find(|(nodes, _)| nodes.contains(&node));
-        rule.map(|(_, size)| *size).or(self.of_others)
+        rule.map(|(_, size)| *size).or(self.others)
     }
 }
 
@@ -184,20 +184,20 @@ fn devices(domain: &Element) -> Vec<Piece> {
 /// node.
 struct Placement {
     of_cells: BTreeMap<u32, Vec<u32>>,
-    of_others: Vec<u32>,
+    others: Vec<u32>,
 }
 
 impl Placement {
     fn of(domain: &Element) -> Placement {
         let tune = domain.child("numatune");
-        let of_others = tune.and_then(|tune| tune.child("memory")).map(strict_nodes).unwrap_or_default();
+        let others = tune.and_then(|tune| tune.child("memory")).map(strict_nodes).unwrap_or_default();
         let cells = tune.into_iter().flat_map(|tune| tune.all("memnode"));
         let of_cell = |cell: &Element| Some((cell.attribute("cellid")?.parse().ok()?, strict_nodes(cell)));
-        Placement { of_cells: cells.filter_map(of_cell).collect(), of_others }
+        Placement { of_cells: cells.filter_map(of_cell).collect(), others }
     }
 
     fn host_nodes(&self, cell: u32) -> Vec<u32> {
-        self.of_cells.get(&cell).unwrap_or(&self.of_others).clone()
+        self.of_cells.get(&cell).unwrap_or(&self.others).clone()
     }
 }
 

@@ -95,7 +95,7 @@ fn a_result_replaces_no_file_that_the_run_reads_and_no_disk() {
 }
 
 #[test]
-fn what_can_not_run_is_not_printed() {
+fn a_run_that_is_refused_is_not_printed() {
     let scratch = new_scratch();
     scratch.refuses(&["run", "gusp", "--native", "--print-config"], 2, &["with --native: it is not a built-in kernel"]);
 }

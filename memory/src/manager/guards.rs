@@ -201,7 +201,7 @@ mod tests {
         huge_pages.learn(&host, None, Grounds::Plenty, refused, Duration::ZERO);
         let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2)).expect("fits"), hva: Hva::new(1 << 40) };
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
-        let vm = ManagedVm::of_others(VmId(0), vec![range], backing, None);
+        let vm = ManagedVm::external(VmId(0), vec![range], backing, None);
         let action = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Huge2M };
         let target = Target { vm: 0, row: 0, state: WindowState::Ready, is_held: false };
         let attempt = Attempt::requested(PlannedAction { action, cost: Cost::default(), node: None }, 0, Moment::START);

@@ -87,7 +87,7 @@ impl ManagedVm {
             fixes_nodes: ram.placement().fixes_nodes(),
             ram: Some(ram),
             may_collapse_shared: true,
-            ..ManagedVm::of_others(id, ranges, backing, second_level)
+            ..ManagedVm::external(id, ranges, backing, second_level)
         }
     }
 
@@ -97,7 +97,7 @@ impl ManagedVm {
     ///
     /// KVM's totals cover a whole VM. A VM with RAM of several kinds is several of these with one `second_level`;
     /// its counts are compared with all of them together.
-    pub fn of_others(
+    pub fn external(
         id: VmId,
         ranges: Vec<RamRange>,
         backing: BackingConfig,

@@ -97,7 +97,7 @@ pub struct ManagerReport {
     /// Questions of the policy that no sensor here can answer, each with the reason.
     pub unanswered: Vec<String>,
     /// Memslots with a dirty log that another part of the VMM had switched on; the manager does not lift such a hold.
-    pub logs_of_others: BTreeSet<(VmId, SlotId)>,
+    pub foreign_logs: BTreeSet<(VmId, SlotId)>,
     /// Panics during actions, and what is left alone since. Normally empty: each is a defect of wideleaf.
     pub panics: Vec<String>,
     /// Guest memory released to the host, in bytes.
@@ -143,7 +143,7 @@ impl ManagerReport {
             sensor_costs: SensorCosts::new(),
             fault_prices: BTreeMap::new(),
             unanswered: Vec::new(),
-            logs_of_others: BTreeSet::new(),
+            foreign_logs: BTreeSet::new(),
             panics: Vec::new(),
             released: Bytes::ZERO,
             policy_figures: Vec::new(),

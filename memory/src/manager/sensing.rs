@@ -162,7 +162,7 @@ impl VmState {
         } else if is_whole {
             self.sense_swapped(host, &rows, report);
         }
-        leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.logs_of_others);
+        leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.foreign_logs);
         self.hold_back(&mut rows);
         (rows.given_back_tolerated, rows.guarantee) = (tolerated, self.managed.guarantee);
         self.sense_given_back(host, &mut rows);
@@ -359,7 +359,7 @@ fn as_before_except(
 
 /// Marks the windows of memslots with dirty logs that other parts of the VMM switched on: no action may name them.
 fn leave_to_others(guard: Option<&SecondLevelGuard>, rows: &mut VmSnapshot, told: &mut BTreeSet<(VmId, SlotId)>) {
-    for slot in guard.iter().flat_map(|guard| guard.of_others()) {
+    for slot in guard.iter().flat_map(|guard| guard.foreign_logs()) {
         told.insert((rows.vm, slot.id));
         let row_of = |gpa| rows.windows.partition_point(|window| window.start() < gpa);
         let (first, end) = (row_of(slot.range.start()), row_of(slot.range.end()));

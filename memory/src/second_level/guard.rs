@@ -42,11 +42,11 @@ impl SecondLevelGuard {
 
     /// The memslots with a dirty log that others switched on, ascending by address. A log that is off is free: it
     /// belongs to the part that switches it on next.
-    pub fn of_others(&self) -> Vec<Slot> {
+    pub fn foreign_logs(&self) -> Vec<Slot> {
         let mut ours = self.claims.own_logs();
         let slots = self.inner.slots();
         ours.retain(|own| slots.iter().any(|slot| slot.id == *own && slot.is_dirty_logged));
-        slots.into_iter().filter(|slot| is_of_others(&ours, slot)).collect()
+        slots.into_iter().filter(|slot| is_foreign(&ours, slot)).collect()
     }
 
     /// Claims the slot. `None` if it does not exist: the inner one then reports that.
@@ -64,13 +64,13 @@ impl SecondLevelGuard {
     fn check(&self, ours: &BTreeSet<SlotId>, id: SlotId) -> Result<(), SecondLevelError> {
         let slots = self.inner.slots();
         match slots.iter().find(|slot| slot.id == id) {
-            Some(slot) if is_of_others(ours, slot) => Err(SecondLevelError::OfOthers(id)),
+            Some(slot) if is_foreign(ours, slot) => Err(SecondLevelError::OfOthers(id)),
             _ => Ok(()),
         }
     }
 }
 
-fn is_of_others(ours: &BTreeSet<SlotId>, slot: &Slot) -> bool {
+fn is_foreign(ours: &BTreeSet<SlotId>, slot: &Slot) -> bool {
     slot.is_dirty_logged && !ours.contains(&slot.id)
 }
 
@@ -146,7 +146,7 @@ mod tests {
         guest.set_dirty_log(migrated, true).expect("by another part");
         guest.write(second.start());
 
-        assert_eq!(own.of_others().iter().map(|slot| slot.id).collect::<Vec<_>>(), [migrated]);
+        assert_eq!(own.foreign_logs().iter().map(|slot| slot.id).collect::<Vec<_>>(), [migrated]);
         for is_on in [false, true] {
             let refused = own.set_dirty_log(migrated, is_on).expect_err("it is not ours");
             assert!(matches!(refused, SecondLevelError::OfOthers(slot) if slot == migrated), "{refused}");
@@ -158,9 +158,9 @@ mod tests {
         let next = SecondLevelGuard::new(guest.clone(), claims);
         next.take_dirty_log(held).expect("it is the next manager's as well");
         guest.set_dirty_log(held, false).expect("by any part");
-        assert_eq!(own.of_others().len(), 1);
+        assert_eq!(own.foreign_logs().len(), 1);
         guest.set_dirty_log(held, true).expect("by another part");
-        assert_eq!(own.of_others().len(), 2, "ownership of a log ends with it");
+        assert_eq!(own.foreign_logs().len(), 2, "ownership of a log ends with it");
         assert!(matches!(own.set_dirty_log(SlotId(7), true), Err(SecondLevelError::NoSuchSlot(_))));
     }
 

@@ -33,7 +33,7 @@ use crate::sensors::access_sample::{AccessCost, AccessSample, AccessSampler, See
 
 /// Times of the monitor of this process's RAM. Ten looks detect a busy window, and 400 regions are 20 000 looks a
 /// second.
-const KIND: Kind = Kind { sample_us: 20_000, aggregation_us: 200_000, is_of_others: false };
+const KIND: Kind = Kind { sample_us: 20_000, aggregation_us: 200_000, is_external: false };
 /// Kinds of kdamonds that a killed wideleaf process may have left behind.
 const KINDS: [Kind; 2] = [KIND, guests::KIND];
 /// Minimum number of regions: one for each window where the guest has few windows.

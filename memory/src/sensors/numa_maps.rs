@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_text_without_nodes_names_none() {
-        let of_others = "7f00 default stack\n7f00 bind:1 N1=4\n7f00 default N1=many NaN=3 kernelpagesize_kB=4\n";
-        assert_eq!((fullest_node(""), fullest_node(of_others)), (None, None));
+        let other_policies = "7f00 default stack\n7f00 bind:1 N1=4\n7f00 default N1=many NaN=3 kernelpagesize_kB=4\n";
+        assert_eq!((fullest_node(""), fullest_node(other_policies)), (None, None));
     }
 }

@@ -28,7 +28,7 @@ impl FailingMover {
     }
 
     /// Calls `real`, or fails before or after the call.
-    fn perhaps_in_vain(
+    fn call_or_fail(
         &self,
         what: &'static str,
         errnos: &[i32],
@@ -85,7 +85,7 @@ impl Mover for FailingMover {
     }
 
     fn discard(&self, place: Place, pages: Range<u16>) -> Result<(), HostError> {
-        self.perhaps_in_vain("discard", &[libc::EAGAIN], || self.real.discard(place, pages))
+        self.call_or_fail("discard", &[libc::EAGAIN], || self.real.discard(place, pages))
     }
 
     fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError> {
@@ -109,11 +109,11 @@ impl Mover for FailingMover {
     }
 
     fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError> {
-        self.perhaps_in_vain("allow_huge", &[libc::EAGAIN, libc::ENOMEM], || self.real.allow_huge(window))
+        self.call_or_fail("allow_huge", &[libc::EAGAIN, libc::ENOMEM], || self.real.allow_huge(window))
     }
 
     fn forbid_huge(&self, window: WindowIndex) -> Result<(), HostError> {
-        self.perhaps_in_vain("forbid_huge", &[libc::EAGAIN, libc::ENOMEM], || self.real.forbid_huge(window))
+        self.call_or_fail("forbid_huge", &[libc::EAGAIN, libc::ENOMEM], || self.real.forbid_huge(window))
     }
 
     fn source_of(&self, window: WindowIndex) -> Source {
@@ -121,17 +121,17 @@ impl Mover for FailingMover {
     }
 
     fn populate_base(&self, slot: u16, from: Source) -> Result<(), HostError> {
-        self.perhaps_in_vain("populate_base", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate_base(slot, from))
+        self.call_or_fail("populate_base", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate_base(slot, from))
     }
 
     fn populate(&self, slot: u16, from: Source) -> Result<(), HostError> {
-        self.perhaps_in_vain("populate", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate(slot, from))
+        self.call_or_fail("populate", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate(slot, from))
     }
 
     /// A late failure has read its messages, as the real one has after a message it does not know. An interrupted
     /// read is not an error of the real one: no thread waited then.
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
-        self.perhaps_in_vain("read_touches", &[libc::ENOMEM], || self.real.read_touches(touches))
+        self.call_or_fail("read_touches", &[libc::ENOMEM], || self.real.read_touches(touches))
     }
 }
 

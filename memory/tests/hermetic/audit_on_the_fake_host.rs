@@ -28,7 +28,7 @@ fn host() -> Arc<FakeHost> {
 fn work(host: &Arc<FakeHost>, progress: Option<Arc<ProgressReadings>>) -> ManagerLoop {
     let ram = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).expect("it fits"), hva: RAM_AT };
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("it exists");
-    let vm = ManagedVm { progress, ..ManagedVm::of_others(VmId(0), vec![ram], backing, None) };
+    let vm = ManagedVm { progress, ..ManagedVm::external(VmId(0), vec![ram], backing, None) };
     let limits = BudgetLimits {
         copy_per_second: mib(1 << 20),
         cpu_share: PerTenThousand::new(1_000_000),

@@ -40,7 +40,7 @@ fn host() -> Arc<FakeHost> {
 
 fn vm(second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
-    let of_nobody = ManagedVm::of_others(VmId(0), vec![ram()], backing, second_level);
+    let of_nobody = ManagedVm::external(VmId(0), vec![ram()], backing, second_level);
     ManagedVm { may_collapse_shared: true, ..of_nobody }
 }
 
@@ -565,7 +565,7 @@ fn a_hold_set_by_another_user_is_left_alone_and_reported() {
     run(&mut work, &host, 3);
     let report = work.finish();
     assert_eq!((held(), report.outcomes.len()), (vec![true, false], 0), "{:?}", report.outcomes);
-    assert_eq!(report.logs_of_others.into_iter().collect::<Vec<_>>(), [(VmId(0), SlotId(0))]);
+    assert_eq!(report.foreign_logs.into_iter().collect::<Vec<_>>(), [(VmId(0), SlotId(0))]);
     // A policy that names it anyway is refused.
     let mut work = scripted(&host, &kvm, vec![vec![promote(0, PageSize::Huge2M)]]);
     work.tick();

@@ -18,10 +18,10 @@ use wideleaf_policies::{
     PolicyChoice, Snapshot, VmId,
 };
 
-const RAM_AT: Hva = Hva::new(1 << 40);
-const WINDOWS: u64 = 8;
+pub(crate) const RAM_AT: Hva = Hva::new(1 << 40);
+pub(crate) const WINDOWS: u64 = 8;
 
-fn ram() -> RamRange {
+pub(crate) fn ram() -> RamRange {
     RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap(), hva: RAM_AT }
 }
 
@@ -43,7 +43,7 @@ fn host() -> Arc<FakeHost> {
 
 fn vm(heat: Option<Arc<dyn HeatSource>>) -> ManagedVm {
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
-    ManagedVm { heat, ..ManagedVm::of_others(VmId(0), vec![ram()], backing, None) }
+    ManagedVm { heat, ..ManagedVm::external(VmId(0), vec![ram()], backing, None) }
 }
 
 /// A policy that keeps the supplies of huge pages that it saw, each once in a row.
@@ -73,7 +73,7 @@ impl Policy for SeesSupply {
 }
 
 /// A monitor outside: the first half of the RAM is idle, the other half is used.
-struct HalfIdle;
+pub(crate) struct HalfIdle;
 
 impl HeatSource for HalfIdle {
     fn latest(&self) -> Option<LatestHeat<Arc<Heat>>> {
@@ -99,7 +99,7 @@ fn refuse_huge_pages(host: &FakeHost) {
 }
 
 /// Runs `ticks` ticks, a second apart.
-fn run(work: &mut ManagerLoop, host: &FakeHost, ticks: u32) {
+pub(crate) fn run(work: &mut ManagerLoop, host: &FakeHost, ticks: u32) {
     for _ in 0..ticks {
         work.tick();
         host.sleep(Duration::from_secs(1));

@@ -69,7 +69,7 @@ impl Bench {
     fn new(host: Arc<FakeHost>, bound_to: Option<NodeSet>, script: Script) -> Bench {
         let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap(), hva: RAM_AT };
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
-        let vm = ManagedVm { bound_to, ..ManagedVm::of_others(VmId(0), vec![range], backing, None) };
+        let vm = ManagedVm { bound_to, ..ManagedVm::external(VmId(0), vec![range], backing, None) };
         let seen = Arc::<Mutex<Vec<VmSnapshot>>>::default();
         let policy = Box::new(Scripted { script, seen: Arc::clone(&seen) });
         let work = ManagerLoop::new(host.clone(), vec![vm], policy, ManagerConfig::default());

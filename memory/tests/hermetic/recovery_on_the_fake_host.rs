@@ -67,9 +67,9 @@ impl Guest {
         let vm = ManagedVm {
             gate: Some(gate.clone()),
             recovery: Some(SharedRecovery::default()),
-            ..ManagedVm::of_others(VmId(0), vec![range], backing, None)
+            ..ManagedVm::external(VmId(0), vec![range], backing, None)
         };
-        let config = ManagerConfig { limits, ..ManagerConfig::for_guests_of_others() };
+        let config = ManagerConfig { limits, ..ManagerConfig::for_external_guests() };
         let work = ManagerLoop::new(host.clone(), vec![vm], Box::new(Undecided), config);
         let mut guest = Guest { host, gate, work };
         for _ in 0..3 {

@@ -84,7 +84,7 @@ impl Gate for TestGate {
 
 fn of_kind(kind: BackingKind) -> ManagedVm {
     let backing = BackingConfig::new(kind, PageSize::Base4K).unwrap();
-    ManagedVm::of_others(VmId(0), vec![ram()], backing, None)
+    ManagedVm::external(VmId(0), vec![ram()], backing, None)
 }
 
 fn behind(gate: &Arc<TestGate>) -> ManagedVm {
@@ -98,7 +98,7 @@ fn plenty() -> ManagerConfig {
         cpu_share: PerTenThousand::new(1_000_000),
         burst: Duration::from_secs(1),
     };
-    ManagerConfig { limits, ..ManagerConfig::for_guests_of_others() }
+    ManagerConfig { limits, ..ManagerConfig::for_external_guests() }
 }
 
 fn by_name(policy: &str) -> Box<dyn Policy> {

@@ -221,7 +221,7 @@ fn addresses_outside_ram_are_counted_and_have_no_effect() {
     guest.give_back.deflate([gpa(3)]);
     guest.give_back.report(GpaRange::new(gpa(PAGES), gib(1 << 20)).unwrap());
     let counters = guest.ram.given_back().counters();
-    assert_eq!((counters.outside_ram, counters.deflated_in_vain, counters.released), (6 + (1 << 38), 1, 0));
+    assert_eq!((counters.outside_ram, counters.deflated_absent, counters.released), (6 + (1 << 38), 1, 0));
     assert!(guest.ram.given_back().book().is_empty());
     guest.assert_untouched(0..PAGES);
 }

@@ -29,7 +29,7 @@ fn vm(host: &FakeHost) -> ManagedVm {
     host.make_present(RAM_AT, ram.gpa.bytes(), false);
     host.forbid_huge(RAM_AT, ram.gpa.bytes());
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
-    ManagedVm { may_collapse_shared: true, ..ManagedVm::of_others(VmId(0), vec![ram], backing, None) }
+    ManagedVm { may_collapse_shared: true, ..ManagedVm::external(VmId(0), vec![ram], backing, None) }
 }
 
 /// A gate of a guest that has ended.

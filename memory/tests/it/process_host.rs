@@ -173,11 +173,11 @@ fn a_manager_makes_the_memory_of_another_process_huge_keeps_its_holes_and_ends_w
     let (mut other, host) = on_base_pages();
     let host = Arc::new(host);
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
-    let vm = ManagedVm::of_others(VmId(0), vec![other.ram()], backing, None);
+    let vm = ManagedVm::external(VmId(0), vec![other.ram()], backing, None);
     let vm = ManagedVm { gate: Some(Arc::new(Ballooned)), ..vm };
     let greedy = policy::by_name("greedy").unwrap().with_defaults();
     // So short that the end is seen soon: no result depends on its length.
-    let config = ManagerConfig { tick_longest: Duration::from_millis(50), ..ManagerConfig::for_guests_of_others() };
+    let config = ManagerConfig { tick_longest: Duration::from_millis(50), ..ManagerConfig::for_external_guests() };
     let manager = Manager::spawn(host.clone(), vec![vm], greedy, config).unwrap();
     manager.activate();
     wait_until(|| manager.live().outcomes.get(&("collapse", "done")) == Some(&(WINDOWS - 1)));

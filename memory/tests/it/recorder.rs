@@ -51,7 +51,7 @@ impl Write for Disk {
 fn vm(windows: u64) -> ManagedVm {
     let gpa = GpaRange::new(Gpa::new(0), mib(2) * windows).unwrap();
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
-    ManagedVm::of_others(VmId(3), vec![RamRange { gpa, hva: Hva::new(1 << 40) }], backing, None)
+    ManagedVm::external(VmId(3), vec![RamRange { gpa, hva: Hva::new(1 << 40) }], backing, None)
 }
 
 fn host() -> Arc<FakeHost> {

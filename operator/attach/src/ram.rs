@@ -280,7 +280,7 @@ fn guess(process: &VmProcess, mappings: &[Mapping], notes: &mut Vec<String>) -> 
     let placed = match process.vmm {
         Vmm::Qemu => guess_of_qemu(&process.command_line, mappings),
         Vmm::Wideleaf => guess_of_our_own(mappings),
-        Vmm::Other => guess_of_others(mappings),
+        Vmm::Other => guess_of_unknown(mappings),
         vmm => {
             let placed = other_vmms::guess(vmm, process.command_line.ram, mappings);
             placed.into_iter().map(|(name, range)| Placed { name, range, nodes: None }).collect()
@@ -399,7 +399,7 @@ fn guess_of_our_own(mappings: &[Mapping]) -> Vec<Placed> {
 }
 
 /// Guess for any other VMM.
-fn guess_of_others(mappings: &[Mapping]) -> Vec<Placed> {
+fn guess_of_unknown(mappings: &[Mapping]) -> Vec<Placed> {
     let largest = mappings.iter().filter(|mapping| mapping.is_writable).max_by_key(|mapping| mapping.bytes);
     let placed = |mapping: &Mapping| {
         let gpa = GpaRange::new(Gpa::new(0), mapping.bytes)?;

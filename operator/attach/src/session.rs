@@ -687,7 +687,7 @@ impl Recoveries {
 impl Parts<'_> {
     fn manager(&self, settings: &Settings) -> Result<Manager, AttachError> {
         let policy = policy(settings);
-        let config = ManagerConfig { limits: settings.limits, ..ManagerConfig::for_guests_of_others() };
+        let config = ManagerConfig { limits: settings.limits, ..ManagerConfig::for_external_guests() };
         let manager = Manager::spawn(Arc::clone(self.host) as _, self.vms(settings), policy, config)?;
         manager.activate();
         let until = Instant::now() + FIRST_LOOK_WITHIN;
@@ -724,7 +724,7 @@ impl Parts<'_> {
                 bound_to: placed.bound_to,
                 fixes_nodes: placed.fixes_nodes,
                 recovery: Some(self.recoveries.of(backing, settings.recovery)),
-                ..ManagedVm::of_others(VmId(number as u32), ranges, backing, kvm)
+                ..ManagedVm::external(VmId(number as u32), ranges, backing, kvm)
             }
         };
         kinds.into_iter().enumerate().map(vm).collect()

@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn another_program_and_another_version_are_told_apart() {
+    fn another_program_and_another_version_have_refusals_of_their_own() {
         assert_eq!(check_greeting(&greeting()), Ok(()));
         let mut other = greeting();
         other[8] = 1;

@@ -34,7 +34,7 @@ use crate::sensors::outside_heat::{Heat, HeatRegion, HeatSource, LatestHeat};
 use crate::sys;
 
 /// Times of the monitor: ten looks make a result, and with 400 regions there are 1600 looks a second.
-pub(super) const KIND: Kind = Kind { sample_us: 250_000, aggregation_us: 2_500_000, is_of_others: true };
+pub(super) const KIND: Kind = Kind { sample_us: 250_000, aggregation_us: 2_500_000, is_external: true };
 /// Number of looks that make a result.
 const LOOKS: u64 = KIND.aggregation_us / KIND.sample_us;
 /// Minimum number of regions: one for each window where the guests have few windows.

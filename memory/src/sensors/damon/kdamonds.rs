@@ -117,7 +117,7 @@ pub(super) struct Kind {
     /// Time after which their results are counted, in microseconds.
     pub aggregation_us: u64,
     /// Whether other processes are monitored. A kdamond of other processes stays on when its owner is killed.
-    pub is_of_others: bool,
+    pub is_external: bool,
 }
 
 /// One process and its ranges.
@@ -156,7 +156,7 @@ pub(super) struct OwnKdamonds {
 fn age_max(kind: Kind, owner: ProcessKey) -> u32 {
     const OLDER_THAN_ANY: u32 = 1 << 31;
     let started_at = owner.started_at as u32 % OLDER_THAN_ANY;
-    if kind.is_of_others { OLDER_THAN_ANY + started_at } else { u32::MAX }
+    if kind.is_external { OLDER_THAN_ANY + started_at } else { u32::MAX }
 }
 
 impl Kdamonds {
@@ -181,7 +181,7 @@ impl Kdamonds {
             && self.says(AGGREGATION_FILE, kind.aggregation_us)?
             && self.says("contexts/0/schemes/nr_schemes", 1)?
             && self.says("contexts/0/schemes/0/action", ACTION)?
-            && (kind.is_of_others || self.says("contexts/0/targets/nr_targets", 1)?))
+            && (kind.is_external || self.says("contexts/0/targets/nr_targets", 1)?))
     }
 
     /// Whether the only kdamond is of this kind, and its owner is gone. If another process has the owner's id by now,
@@ -192,7 +192,7 @@ impl Kdamonds {
             return Ok(false);
         }
         let proc = self.root.join("proc");
-        if kind.is_of_others {
+        if kind.is_external {
             let now = ProcessKey::of(&proc, owner);
             let is_another = || Ok::<_, DamonError>(now.started_at > 0 && !self.says(AGE_FILE, age_max(kind, now))?);
             return Ok(!proc.join(owner.to_string()).exists() || is_another()?);
@@ -300,7 +300,7 @@ impl OwnKdamonds {
             kdamonds.set(&format!("contexts/0/schemes/0/access_pattern/{of}/min"), 0)?;
             kdamonds.set(&format!("contexts/0/schemes/0/access_pattern/{of}/max"), most)?;
         }
-        if kind.is_of_others {
+        if kind.is_external {
             // A reading then waits for a sample, not for an aggregation.
             kdamonds.set("contexts/0/schemes/0/apply_interval_us", kind.sample_us)?;
         }

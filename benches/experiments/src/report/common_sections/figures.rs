@@ -56,7 +56,7 @@ pub(super) fn section(results: &Results) -> Option<Section> {
     let mut section = Section { title: "Figures".into(), ..Section::default() };
     for (title, metrics) in TABLES.iter().copied().chain([("Other", &other[..])]) {
         let metrics: Vec<Metric> = metrics.iter().copied().filter(|metric| there.contains(metric)).collect();
-        let (varying, same) = told_apart(results, metrics);
+        let (varying, same) = varying_and_same(results, metrics);
         if !same.is_empty() {
             section.paragraphs.push(format!("{title}, the same in all measured cells: {}.", same.join(", ")));
         }
@@ -81,7 +81,7 @@ fn without_rounds_left_out(results: &Results) -> Results {
 }
 
 /// Metrics with varying medians, and those with equal medians in all cells, in words.
-fn told_apart(results: &Results, metrics: Vec<Metric>) -> (Vec<Metric>, Vec<String>) {
+fn varying_and_same(results: &Results, metrics: Vec<Metric>) -> (Vec<Metric>, Vec<String>) {
     let (mut varying, mut same) = (vec![], vec![]);
     for metric in metrics {
         let mut medians: Vec<String> =

@@ -105,7 +105,7 @@ impl Field {
             let y = y + GAP / 2 + index as i32 * BAR;
             match finite(bar) {
                 Some(bar) => self.draw_bar(canvas, bar, index, y),
-                None => canvas.colored_text((self.base() + 6, y + BAR / 2), HPos::Left, TEXT_PX - 1, GREY, "absent"),
+                None => canvas.coloured_text((self.base() + 6, y + BAR / 2), HPos::Left, TEXT_PX - 1, GREY, "absent"),
             }
         }
     }

@@ -106,7 +106,7 @@ impl Field {
         canvas.text((left + width / 2, self.top - LINE - LINE / 2 - 2), HPos::Center, TEXT_PX, &name);
         for (index, inner) in boxes.inner.iter().enumerate() {
             let x = left + index as i32 * self.box_width + self.box_width / 2;
-            canvas.colored_text((x, self.top - LINE / 2), HPos::Center, TEXT_PX, GREY, inner);
+            canvas.coloured_text((x, self.top - LINE / 2), HPos::Center, TEXT_PX, GREY, inner);
         }
     }
 
@@ -117,7 +117,7 @@ impl Field {
         canvas.text((MARGIN, y + self.inner * HEIGHT / 2), HPos::Left, TEXT_PX, &name);
         for (index, inner) in boxes.inner.iter().enumerate() {
             let at = (MARGIN + NAMES + INNER_NAMES - 8, y + index as i32 * HEIGHT + HEIGHT / 2);
-            canvas.colored_text(at, HPos::Right, TEXT_PX, GREY, inner);
+            canvas.coloured_text(at, HPos::Right, TEXT_PX, GREY, inner);
         }
         for (column, group) in groups.iter().enumerate() {
             let left = self.left(column);
@@ -134,7 +134,7 @@ impl Field {
         let to = (from.0 + self.box_width - 3, from.1 + HEIGHT - 3);
         let middle = (i32::midpoint(from.0, to.0), i32::midpoint(from.1, to.1));
         let Some(one) = one else {
-            return canvas.colored_text(middle, HPos::Center, TEXT_PX - 1, GREY, "absent");
+            return canvas.coloured_text(middle, HPos::Center, TEXT_PX - 1, GREY, "absent");
         };
         canvas.rect(from, to, shade(one.shade));
         let sign = if boxes.is_simulated { SIMULATED_SIGN } else { "" };

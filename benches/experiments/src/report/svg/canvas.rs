@@ -93,11 +93,11 @@ impl Canvas<'_> {
 
     /// Text at a position: the left end, right end or middle, by `align`.
     pub(super) fn text(&self, at: Point, align: HPos, px: i32, text: &str) {
-        self.colored_text(at, align, px, INK, text);
+        self.coloured_text(at, align, px, INK, text);
     }
 
     /// Text in another colour.
-    pub(super) fn colored_text(&self, at: Point, align: HPos, px: i32, color: RGBColor, text: &str) {
+    pub(super) fn coloured_text(&self, at: Point, align: HPos, px: i32, color: RGBColor, text: &str) {
         let font = ("sans-serif", f64::from(px) * FONT_SIZE_OF_PLOTTERS).into_font();
         let style = TextStyle::from(font).color(&color).pos(Pos::new(align, VPos::Center));
         self.draw(&Text::new(printable(text), at, style));
@@ -128,7 +128,7 @@ impl Canvas<'_> {
             self.text((x, y[1] + 12), HPos::Center, TEXT_PX, &text);
         }
         let middle = i32::midpoint(scale.pixels.0, scale.pixels.1);
-        self.colored_text((middle, y[1] + 12 + LINE), HPos::Center, TEXT_PX, GREY, title);
+        self.coloured_text((middle, y[1] + 12 + LINE), HPos::Center, TEXT_PX, GREY, title);
     }
 
     /// Ticks to the left of a field, with lines across it.

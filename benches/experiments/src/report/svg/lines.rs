@@ -36,7 +36,7 @@ pub(super) fn draw(lines: &Lines) -> String {
     let drawn: Vec<Drawn<'_>> = drawn.into_iter().filter(|line| !line.points.is_empty()).collect();
     picture(top + HEIGHT + AXIS + MARGIN / 2, |canvas| {
         canvas.caption(&lines.caption);
-        canvas.colored_text((MARGIN, top - LINE / 2 - 8), HPos::Left, TEXT_PX, GREY, &lines.y_axis);
+        canvas.coloured_text((MARGIN, top - LINE / 2 - 8), HPos::Left, TEXT_PX, GREY, &lines.y_axis);
         canvas.axis_left(&y, [MARGIN + NUMBERS, right]);
         canvas.axis_below(&x, [top + HEIGHT, top + HEIGHT + 4], &lines.x_axis);
         canvas.frame((MARGIN + NUMBERS, top), (right, top + HEIGHT), GREY);
@@ -45,7 +45,7 @@ pub(super) fn draw(lines: &Lines) -> String {
         }
         draw_names(canvas, &drawn, right, (top, top + HEIGHT));
         if drawn.is_empty() {
-            canvas.colored_text((WIDTH / 2, top + HEIGHT / 2), HPos::Center, TEXT_PX, GREY, "nothing was measured");
+            canvas.coloured_text((WIDTH / 2, top + HEIGHT / 2), HPos::Center, TEXT_PX, GREY, "nothing was measured");
         }
     })
 }
@@ -112,7 +112,7 @@ fn draw_names(canvas: &Canvas<'_>, drawn: &[Drawn<'_>], right: i32, (top, bottom
         // The connecting line is pale, because it is not part of the data.
         canvas.line(&[(end.0 + 6, end.1), (right.max(end.0) + 4, y), (right + 10, y)], PALE, 1);
         marker(canvas, (right + 16, y), index, drawn.len());
-        canvas.colored_text((right + 25, y), HPos::Left, TEXT_PX, INK, &fitted(line.name, NAMES_MAX, TEXT_PX));
+        canvas.coloured_text((right + 25, y), HPos::Left, TEXT_PX, INK, &fitted(line.name, NAMES_MAX, TEXT_PX));
     }
 }
 

@@ -71,7 +71,7 @@ pub(super) fn draw(plot: &MapPlot) -> String {
             panel.draw(canvas, y);
             y += height;
         }
-        canvas.colored_text(
+        canvas.coloured_text(
             (WIDTH / 2, y + 6),
             HPos::Center,
             TEXT_PX,

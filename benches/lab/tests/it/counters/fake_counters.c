@@ -1,5 +1,5 @@
 /*
- * fake-counters: runs a command on a machine whose kernel seems to have performance counters.
+ * fake-counters: runs a command on a machine that seems to have performance counters.
  *
  *   fake-counters [--errno NUMBER] COMMAND [ARGUMENT]...
  *
