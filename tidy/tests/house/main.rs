@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cycles;
+mod decisions;
 mod dependencies;
 mod english;
 mod size;
