@@ -17,7 +17,7 @@ use regex::Regex;
 use super::root;
 
 /// Crates without circles, by folder.
-const CRATES: [&str; 3] = ["memory", "run", "cli"];
+const CRATES: [&str; 5] = ["memory", "run", "cli", "operator/daemon", "operator/node"];
 
 /// Path of a module from its crate's root.
 type Module = Vec<String>;

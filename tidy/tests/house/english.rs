@@ -19,11 +19,34 @@ struct Limits {
     headless: usize,
     /// Idioms with a plain word beside them: "so many", "in vain", "told apart".
     idioms: usize,
+    /// "Of others": external guests, other programs, another party's text.
+    of_others: usize,
+    /// "Is none", which asks for the noun again: "there is no page", "the file is missing".
+    is_none: usize,
+    /// American spelling. What is left are titles and names of other projects.
+    american: usize,
     /// Doc comments of one or two words.
     short_docs: usize,
     /// Lines of more than 120 columns.
     long_lines: usize,
 }
+
+/// Extensions of the files that are read; an empty one: a script without.
+const EXTENSIONS: [&str; 16] =
+    ["rs", "md", "toml", "sh", "s", "S", "", "yaml", "yml", "tpl", "j2", "go", "c", "ld", "service", "jq"];
+
+const HEADLESS: &str = "who|whoever|whom|whose|nobody|somebody|anybody|everybody";
+
+const IDIOMS: &str = "so many|so much|in vain|told apart|by the dice|can not|that (?:is|are) none|guests of others";
+
+/// Words of American spelling, without those that are names in libraries that we call (color, center, serialize) or in
+/// Kubernetes (authorization).
+const AMERICAN: &str = "behaviors?|behavioral|neighbor(?:s|ing|hood)?|favor(?:s|ed|ing|ite|able)?|honor(?:s|ed|ing)?\
+    |colored|coloring|gray|catalogs?|defense|fulfills?|skeptical|gotten|(?:analy|paraly)z(?:e|es|ed|er|ers|ing)\
+    |(?:label|model|travel|signal|level|tunnel)(?:ed|ing)|canceling\
+    |(?:un|re|de)?(?:capital|categor|character|custom|emphas|equal|general|initial|item|local|maxim|memor|minim|normal\
+    |optim|organ|parallel|penal|priorit|random|real|recogn|special|stabil|standard|summar|synchron|visual)\
+    iz(?:e|es|ed|er|ers|ing|ation|ations)";
 
 /// A habit in a line.
 type Finder = Box<dyn Fn(&Text) -> Vec<(usize, String)>>;
@@ -40,6 +63,11 @@ fn matches(pattern: &str) -> Finder {
         let found = |(at, line)| pattern.find_iter(line).map(move |found| (at + 1, found.as_str().to_owned()));
         if is_about_habits(text) { Vec::new() } else { lines.flat_map(found).collect() }
     })
+}
+
+/// Finds these words, also where they stand between underscores in a name of Rust.
+fn word(words: &str) -> Finder {
+    matches(&format!("(?i)(?:\\b|_)(?:{})(?:\\b|_)", words.replace(' ', "[ _]")))
 }
 
 /// Doc comments (`///`, `//!`) of one line with one or two words, other than headings and names of code.
@@ -87,16 +115,15 @@ fn count(find: &Finder, texts: &[Text]) -> (usize, String) {
 fn no_habit_grows_and_what_is_mended_stays_mended() {
     let path = root().join("tidy/limits.toml");
     let limits: Limits = toml::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    let texts = texts(&["rs", "md", "toml", "sh", "s", "S", ""]);
-    // In a name of Rust the words stand between underscores.
-    let word = |words: &str| matches(&format!(r"(?i)(?:\b|_)(?:{words})(?:\b|_)"));
-    let finders: [(&str, usize, Finder); 4] = [
-        ("headless", limits.headless, word("who|whoever|whom|whose|nobody|somebody|anybody|everybody")),
-        (
-            "idioms",
-            limits.idioms,
-            word("so many|so much|in vain|told apart|by the dice|can not|that is none|that are none|guests of others"),
-        ),
+    let texts = texts(&EXTENSIONS);
+    // `is_none` alone is a method of `Option`.
+    let is_none = matches(r"\bis none\b|_is_none\b");
+    let finders: [(&str, usize, Finder); 7] = [
+        ("headless", limits.headless, word(HEADLESS)),
+        ("idioms", limits.idioms, word(IDIOMS)),
+        ("of_others", limits.of_others, word("of others")),
+        ("is_none", limits.is_none, is_none),
+        ("american", limits.american, word(AMERICAN)),
         ("short_docs", limits.short_docs, Box::new(short_docs)),
         ("long_lines", limits.long_lines, Box::new(long_lines)),
     ];
@@ -115,4 +142,13 @@ fn no_habit_grows_and_what_is_mended_stays_mended() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn words_are_found_in_sentences_and_in_names() {
+    let found = |finder: Finder, text: &str| finder(&Text { path: "a.rs".to_owned(), text: text.to_owned() }).len();
+    assert_eq!(found(word(IDIOMS), "mod guests_of_others; // told apart, perhaps_in_vain\nfn cannot() {}"), 3);
+    assert_eq!(found(word(HEADLESS), "fn a_page_that_nobody_has() {}\n// whole\n"), 1);
+    assert_eq!(found(word(AMERICAN), "fn colored_text() {} // uninitialized Neighbors, optimization"), 4);
+    assert_eq!(found(word(AMERICAN), "color, HPos::Center, serialize, utilization, unmodelled favours, realised"), 0);
 }
