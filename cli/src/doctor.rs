@@ -70,7 +70,7 @@ pub struct DoctorReport {
 pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
-    let front: Arc<dyn FrontEnd> = Arc::new(TerminalFrontEnd);
+    let front: Arc<dyn FrontEnd> = Arc::new(TerminalFrontEnd::default());
     let mut capabilities = guest::capabilities();
     capabilities.extend(probe(Path::new("/")));
     capabilities.extend(sandbox::probe::probe(Path::new("/")));

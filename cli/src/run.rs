@@ -134,7 +134,12 @@ fn run(
         sandbox.output_folder = output.folder().map(Path::to_owned);
     }
     let cgroup = args.cgroup.as_deref().map(HeldCgroup::join).transpose()?;
-    let front = Arc::new(TerminalFrontEnd);
+    let counting = args.count_walks.then(|| TerminalFrontEnd::counting_walks(args.native)).transpose();
+    let front = counting.unwrap_or_else(|why| {
+        say(format_args!("wideleaf: page walks are not counted: {why}"));
+        None
+    });
+    let front = Arc::new(front.unwrap_or_default());
     let finished = match incoming {
         None => engine::run(&spec, front, interrupts, process_start),
         Some(incoming) => engine::run_incoming(&spec, incoming, front, interrupts, process_start),

@@ -11,6 +11,7 @@ use wideleaf_vmm::devices::SerialSink;
 
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
+use crate::report::Walks;
 
 /// First action of a thread of the front end: it enters the sandbox of the run, if there is one.
 pub type ThreadBegin = Arc<dyn Fn() + Send + Sync>;
@@ -108,6 +109,14 @@ pub trait FrontEnd: Debug + Send + Sync {
     fn lease_pool(&self, size: PageSize, pages: u64) -> Result<PoolRoom, String> {
         let lease = HugetlbPools::of_this_machine().lease(size, pages).map_err(|error| error.to_string())?;
         Ok(Box::new(lease))
+    }
+
+    /// Begins to count page walks: the guest begins a timed part. A vCPU calls it.
+    fn begin_walks(&self) {}
+
+    /// Page walks since they began to be counted; `None` if they are not. A vCPU calls it.
+    fn end_walks(&self) -> Option<Walks> {
+        None
     }
 
     /// Opens the console of a guest.

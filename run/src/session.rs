@@ -34,7 +34,7 @@ use self::kept::{
 use crate::front_end::{FrontEnd, Progress};
 use crate::guards::Noted;
 use crate::report::{
-    Counters, Figure, Gaps, Hello, Measurement, Phase, Problem, RamAtEnd, Region, Verification, VmmCost,
+    Counters, Figure, Gaps, Hello, Measurement, Phase, Problem, RamAtEnd, Region, Verification, VmmCost, Walks,
 };
 use crate::text::clean;
 
@@ -86,6 +86,7 @@ struct PhaseLog {
     at_end: Option<Counters>,
     is_complete: bool,
     marks: Marks,
+    walks: Option<Walks>,
 }
 
 #[derive(Default)]
@@ -372,7 +373,9 @@ impl Session {
             at_end: None,
             is_complete: true,
             marks: Marks::default(),
+            walks: None,
         });
+        self.front.begin_walks();
     }
 
     /// Closes the latest open phase of this name, with an observation of the host if one is allowed now.
@@ -381,6 +384,7 @@ impl Session {
         let Some(index) = log.phases.iter().rposition(is_open) else {
             return log.cut.count("ends_of_no_phase", 1);
         };
+        log.phases[index].walks = self.front.end_walks();
         if self.may_look(log, at) {
             let look = || {
                 let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
@@ -633,6 +637,7 @@ impl PhaseLog {
                 .iter()
                 .map(|mark| (mark.tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one, mark.done))
                 .collect(),
+            walks: self.walks,
         }
     }
 }

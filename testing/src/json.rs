@@ -36,6 +36,9 @@ pub fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "outcomes",
         "sensor_failures",
         "log2_words",
+        "cycles",
+        "walks",
+        "walk_cycles",
     ];
     match value {
         Value::Object(fields) => {

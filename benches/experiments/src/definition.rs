@@ -195,6 +195,11 @@ pub const COUNTED_MISSES: &str = "counted_misses";
 /// Name under which a steady-state sample tells the number of accesses that counted.
 pub const COUNTED_ACCESSES: &str = "counted_accesses";
 
+/// Name under which a run tells the number of page walks that the CPU counted in its timed part.
+pub const COUNTED_WALKS: &str = "counted_walks";
+/// Name under which a run tells the cycles that the CPU counted in them.
+pub const COUNTED_WALK_CYCLES: &str = "counted_walk_cycles";
+
 /// Source of a sequence of loads and stores.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "from", rename_all = "kebab-case")]

@@ -236,6 +236,10 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "native")]
     pub console: bool,
 
+    /// Count page walks in the timed parts by the CPU's own counters, for experiments
+    #[arg(long, hide = true)]
+    pub count_walks: bool,
+
     /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,

@@ -1,21 +1,42 @@
 //! A terminal as the front end of a run: lines on standard error, progress bars, and a console.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
+use parking_lot::Mutex;
+use wideleaf_memory::walk_cost::CpuModel;
 use wideleaf_policies::PageSize;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::front_end::{FrontEnd, GuestConsole, PoolRoom, Progress, ThreadBegin, Work};
 use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::report::Walks;
 
 use super::console::TerminalConsole;
 use crate::guardian::pool::HeldPool;
 use crate::progress::visible_bar;
 use crate::stderr;
+use crate::tlbcost::counters::{GuestPmu, LinuxPmu, Meter, Pmu, select};
 
 /// Standard error, standard input and standard output of this program.
-#[derive(Clone, Copy, Debug)]
-pub struct TerminalFrontEnd;
+#[derive(Debug, Default)]
+pub struct TerminalFrontEnd {
+    /// Counters of page walks, for a run that counts them.
+    meter: Option<Mutex<Meter>>,
+}
+
+impl TerminalFrontEnd {
+    /// One that counts page walks of the threads that this thread starts from now on: in their guests, or those of a
+    /// native kernel.
+    ///
+    /// # Errors
+    /// The reason why the CPU does not count them here.
+    pub fn counting_walks(is_native: bool) -> Result<TerminalFrontEnd, String> {
+        let pmu: &dyn Pmu = if is_native { &LinuxPmu } else { &GuestPmu };
+        let events = select(pmu, &CpuModel::read(Path::new("/")))?;
+        Ok(TerminalFrontEnd { meter: Some(Mutex::new(Meter::open(pmu, events)?)) })
+    }
+}
 
 impl FrontEnd for TerminalFrontEnd {
     fn say(&self, line: &str) {
@@ -50,6 +71,17 @@ impl FrontEnd for TerminalFrontEnd {
 
     fn lease_pool(&self, size: PageSize, pages: u64) -> Result<PoolRoom, String> {
         Ok(Box::new(HeldPool::lease_of(size, pages)?))
+    }
+
+    fn begin_walks(&self) {
+        if let Some(Err(why)) = self.meter.as_ref().map(|meter| meter.lock().start()) {
+            tracing::warn!("page walks: {why}");
+        }
+    }
+
+    fn end_walks(&self) -> Option<Walks> {
+        let counted = self.meter.as_ref()?.lock().stop();
+        counted.inspect_err(|why| tracing::warn!("page walks: {why}")).ok()
     }
 
     fn open_console(&self, interrupts: &Interrupts) -> Result<Box<dyn GuestConsole>, Failure> {

@@ -10,15 +10,16 @@
 //!
 //! AMD counts walks but not their cycles.
 
+use std::fmt;
 use std::io::ErrorKind;
 
 use perf_event::events::{Hardware, Raw};
 use perf_event::{Builder, Counter};
-use serde::Serialize;
 use wideleaf_memory::walk_cost::CpuModel;
+pub use wideleaf_run::report::Walks;
 
-/// An event: its vendor's name, and its `perf_event_attr.config` for raw events (event, unit mask << 8, counter
-/// mask << 24).
+/// An event: its vendor's name, and its `perf_event_attr.config` for raw events (event, unit mask << 8). None has a
+/// counter mask, which would count the cycles in which any handler is busy.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Event {
     /// Name in the vendor's list.
@@ -27,8 +28,8 @@ pub struct Event {
     pub config: u64,
 }
 
-const fn event(name: &'static str, event: u64, unit_mask: u64, counter_mask: u64) -> Event {
-    Event { name, config: event | unit_mask << 8 | counter_mask << 24 }
+const fn event(name: &'static str, event: u64, unit_mask: u64) -> Event {
+    Event { name, config: event | unit_mask << 8 }
 }
 
 /// Page-walk events of a kind of CPU.
@@ -39,30 +40,39 @@ pub struct WalkEvents {
     vendor: &'static str,
     /// Display family, and first and last model.
     models: &'static [(u32, u32, u32)],
-    /// Cycles in which a walk for data is in progress; empty if that is not counted.
+    /// Cycles of each page-miss handler that is busy with a walk for data: a core with two of them counts up to two a
+    /// cycle. Empty if that is not counted.
     pub walk_cycles: &'static [Event],
     /// Number of walks for data.
     pub walks: &'static [Event],
-    /// Cycles in walks of the second level that `walk_cycles` excludes.
+    /// Cycles in walks of the second level that `walk_cycles` excludes, of each handler too.
     pub second_level_cycles: &'static [Event],
     /// Document with each of the events, and the parts that were not found there.
     pub source: &'static str,
 }
 
-/// Events by kind of CPU, newest first.
+/// Since Golden Cove, loads and stores have other event numbers than before.
+const PENDING_SINCE_GOLDEN_COVE: &[Event] =
+    &[event("DTLB_LOAD_MISSES.WALK_PENDING", 0x12, 0x10), event("DTLB_STORE_MISSES.WALK_PENDING", 0x13, 0x10)];
+const COMPLETED_SINCE_GOLDEN_COVE: &[Event] =
+    &[event("DTLB_LOAD_MISSES.WALK_COMPLETED", 0x12, 0x0e), event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x13, 0x0e)];
+const PENDING: &[Event] =
+    &[event("DTLB_LOAD_MISSES.WALK_PENDING", 0x08, 0x10), event("DTLB_STORE_MISSES.WALK_PENDING", 0x49, 0x10)];
+/// The name of the same event until Broadwell.
+const DURATION: &[Event] =
+    &[event("DTLB_LOAD_MISSES.WALK_DURATION", 0x08, 0x10), event("DTLB_STORE_MISSES.WALK_DURATION", 0x49, 0x10)];
+const COMPLETED: &[Event] =
+    &[event("DTLB_LOAD_MISSES.WALK_COMPLETED", 0x08, 0x0e), event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e)];
+const EPT_CYCLES: &[Event] = &[event("EPT.WALK_CYCLES", 0x4f, 0x10)];
+
+/// Events by kind of CPU, newest first. Models are those of `mapfile.csv` beside the lists.
 pub const EVENTS: &[WalkEvents] = &[
     WalkEvents {
         name: "Sapphire, Emerald and Granite Rapids",
         vendor: "GenuineIntel",
         models: &[(6, 0x8f, 0x8f), (6, 0xcf, 0xcf), (6, 0xad, 0xae)],
-        walk_cycles: &[
-            event("DTLB_LOAD_MISSES.WALK_ACTIVE", 0x12, 0x10, 1),
-            event("DTLB_STORE_MISSES.WALK_ACTIVE", 0x13, 0x10, 1),
-        ],
-        walks: &[
-            event("DTLB_LOAD_MISSES.WALK_COMPLETED", 0x12, 0x0e, 0),
-            event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x13, 0x0e, 0),
-        ],
+        walk_cycles: PENDING_SINCE_GOLDEN_COVE,
+        walks: COMPLETED_SINCE_GOLDEN_COVE,
         second_level_cycles: &[],
         source: "Intel's event list for SPR \
                  (linux/tools/perf/pmu-events/arch/x86/sapphirerapids/virtual-memory.json): all four; \
@@ -70,60 +80,73 @@ pub const EVENTS: &[WalkEvents] = &[
                  (unverified)",
     },
     WalkEvents {
+        name: "Alder and Raptor Lake, performance cores",
+        vendor: "GenuineIntel",
+        models: &[(6, 0x97, 0x97), (6, 0x9a, 0x9a), (6, 0xb7, 0xb7), (6, 0xba, 0xba), (6, 0xbf, 0xbf)],
+        walk_cycles: PENDING_SINCE_GOLDEN_COVE,
+        walks: COMPLETED_SINCE_GOLDEN_COVE,
+        second_level_cycles: &[],
+        source: "Intel's event list for ADL, unit cpu_core \
+                 (linux/tools/perf/pmu-events/arch/x86/alderlake/virtual-memory.json): all four; efficiency cores \
+                 have other events, so nothing is counted on them",
+    },
+    WalkEvents {
         name: "Ice Lake-SP",
         vendor: "GenuineIntel",
         models: &[(6, 0x6a, 0x6a), (6, 0x6c, 0x6c)],
-        walk_cycles: &[
-            event("DTLB_LOAD_MISSES.WALK_ACTIVE", 0x08, 0x10, 1),
-            event("DTLB_STORE_MISSES.WALK_ACTIVE", 0x49, 0x10, 1),
-        ],
-        walks: &[
-            event("DTLB_LOAD_MISSES.WALK_COMPLETED", 0x08, 0x0e, 0),
-            event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e, 0),
-        ],
+        walk_cycles: PENDING,
+        walks: COMPLETED,
         second_level_cycles: &[],
         source: "Intel's event list for ICX (linux/tools/perf/pmu-events/arch/x86/icelakex/virtual-memory.json): \
                  all four",
     },
     WalkEvents {
-        name: "Skylake-SP and Cascade Lake",
+        name: "Ice, Tiger and Rocket Lake",
         vendor: "GenuineIntel",
-        models: &[(6, 0x55, 0x55)],
-        walk_cycles: &[
-            event("DTLB_LOAD_MISSES.WALK_ACTIVE", 0x08, 0x10, 1),
-            event("DTLB_STORE_MISSES.WALK_ACTIVE", 0x49, 0x10, 1),
-        ],
-        walks: &[
-            event("DTLB_LOAD_MISSES.WALK_COMPLETED", 0x08, 0x0e, 0),
-            event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e, 0),
-        ],
-        // The others exclude walks of the EPT on this microarchitecture.
-        second_level_cycles: &[event("EPT.WALK_PENDING", 0x4f, 0x10, 0)],
-        source: "Intel's event list for SKX (linux/tools/perf/pmu-events/arch/x86/skylakex/virtual-memory.json): \
-                 all five; CLX was not looked up",
+        models: &[(6, 0x7d, 0x7e), (6, 0x8c, 0x8d), (6, 0xa7, 0xa7)],
+        walk_cycles: PENDING,
+        walks: COMPLETED,
+        second_level_cycles: &[],
+        source: "Intel's event lists for ICL, TGL and RKL (linux/tools/perf/pmu-events/arch/x86/icelake, tigerlake \
+                 and rocketlake/virtual-memory.json): all four in each",
     },
     WalkEvents {
-        name: "Broadwell-EP and -DE",
+        name: "Skylake-SP, Cascade Lake, and Skylake to Comet Lake",
         vendor: "GenuineIntel",
-        models: &[(6, 0x4f, 0x4f), (6, 0x56, 0x56)],
-        walk_cycles: &[
-            event("DTLB_LOAD_MISSES.WALK_DURATION", 0x08, 0x10, 0),
-            event("DTLB_STORE_MISSES.WALK_DURATION", 0x49, 0x10, 0),
-        ],
-        walks: &[
-            event("DTLB_LOAD_MISSES.WALK_COMPLETED", 0x08, 0x0e, 0),
-            event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e, 0),
-        ],
-        second_level_cycles: &[event("EPT.WALK_CYCLES", 0x4f, 0x10, 0)],
-        source: "Intel's event list for BDX (linux/tools/perf/pmu-events/arch/x86/broadwellx/virtual-memory.json): \
-                 all five; erratum BDM69 may count too much; BDW-DE was not looked up",
+        models: &[(6, 0x55, 0x55), (6, 0x4e, 0x4e), (6, 0x5e, 0x5e), (6, 0x8e, 0x8e), (6, 0x9e, 0x9e), (6, 0xa5, 0xa6)],
+        walk_cycles: PENDING,
+        walks: COMPLETED,
+        // The others exclude walks of the EPT on this microarchitecture.
+        second_level_cycles: &[event("EPT.WALK_PENDING", 0x4f, 0x10)],
+        source: "Intel's event lists for SKX, CLX and SKL (linux/tools/perf/pmu-events/arch/x86/skylakex, \
+                 cascadelakex and skylake/virtual-memory.json): all five in each",
+    },
+    WalkEvents {
+        name: "Broadwell",
+        vendor: "GenuineIntel",
+        models: &[(6, 0x4f, 0x4f), (6, 0x56, 0x56), (6, 0x3d, 0x3d), (6, 0x47, 0x47)],
+        walk_cycles: DURATION,
+        walks: COMPLETED,
+        second_level_cycles: EPT_CYCLES,
+        source: "Intel's event lists for BDX, BDW-DE and BDW (linux/tools/perf/pmu-events/arch/x86/broadwellx, \
+                 broadwellde and broadwell/virtual-memory.json): all five in each; erratum BDM69 may count too much",
+    },
+    WalkEvents {
+        name: "Haswell",
+        vendor: "GenuineIntel",
+        models: &[(6, 0x3f, 0x3f), (6, 0x3c, 0x3c), (6, 0x45, 0x46)],
+        walk_cycles: DURATION,
+        walks: COMPLETED,
+        second_level_cycles: EPT_CYCLES,
+        source: "Intel's event lists for HSX and HSW (linux/tools/perf/pmu-events/arch/x86/haswellx and \
+                 haswell/virtual-memory.json): all five in each",
     },
     WalkEvents {
         name: "Zen 2 to Zen 5",
         vendor: "AuthenticAMD",
         models: &[(0x17, 0x30, 0xff), (0x19, 0x00, 0xff), (0x1a, 0x00, 0xff)],
         walk_cycles: &[],
-        walks: &[event("LS_L1_D_TLB_MISS.ALL_L2_MISS", 0x45, 0xf0, 0)],
+        walks: &[event("LS_L1_D_TLB_MISS.ALL_L2_MISS", 0x45, 0xf0)],
         second_level_cycles: &[],
         source: "AMD's PMCx045, unit mask f0, as the event lists of Linux have it \
                  (tools/perf/pmu-events/arch/x86/amdzen*: ls_l1_d_tlb_miss.all_l2_miss); the PPR itself was not read",
@@ -203,29 +226,17 @@ pub fn select(pmu: &dyn Pmu, cpu: &CpuModel) -> Result<&'static WalkEvents, Stri
     Ok(events)
 }
 
-/// Counts of a run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Walks {
-    /// Cycles of the core.
-    pub cycles: u64,
-    /// Number of walks for data.
-    pub walks: u64,
-    /// Cycles with a walk in progress; `None` if the CPU does not count them.
-    pub walk_cycles: Option<u64>,
-}
-
-impl Walks {
-    /// Share of all cycles with a walk in progress.
-    pub fn share(&self) -> Option<f64> {
-        (self.cycles > 0).then_some(self.walk_cycles? as f64 / self.cycles as f64)
-    }
-}
-
 /// Counts walks only between [`Meter::start`] and [`Meter::stop`]: the thread's other work is in no figure.
 pub struct Meter {
     counters: Vec<(What, Box<dyn Count>)>,
     is_timed: bool,
     began: Vec<Reading>,
+}
+
+impl fmt::Debug for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meter").field("is_timed", &self.is_timed).finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -267,6 +278,9 @@ impl Meter {
     /// # Errors
     /// Reason why they cannot be read.
     pub fn stop(&mut self) -> Result<Walks, String> {
+        if self.began.is_empty() {
+            return Err("they were not counted from the begin of this part".into());
+        }
         let now = self.readings()?;
         let since = now.into_iter().zip(&self.began).map(|(now, began)| now.since(*began));
         let since = since.collect::<Result<Vec<u64>, _>>()?;
@@ -296,6 +310,21 @@ impl Pmu for LinuxPmu {
 
     fn open_cycles(&self) -> Result<Box<dyn Count>, String> {
         opened(&mut Builder::new(Hardware::CPU_CYCLES))
+    }
+}
+
+/// The same counters for guests: they count only while a CPU is in a guest, where its kernel counts too. No other
+/// thread of the process has a part in them.
+#[derive(Debug)]
+pub struct GuestPmu;
+
+impl Pmu for GuestPmu {
+    fn open(&self, event: &Event) -> Result<Box<dyn Count>, String> {
+        opened(Builder::new(Raw::new(event.config)).exclude_host(true).include_kernel())
+    }
+
+    fn open_cycles(&self) -> Result<Box<dyn Count>, String> {
+        opened(Builder::new(Hardware::CPU_CYCLES).exclude_host(true).include_kernel())
     }
 }
 
@@ -391,7 +420,10 @@ mod tests {
     fn events_are_chosen_by_vendor_family_and_model() {
         let chosen = |vendor, family, model| select(&ALL, &cpu(vendor, family, model)).map(|events| events.name);
         assert_eq!(chosen("GenuineIntel", 6, 0x8f), Ok("Sapphire, Emerald and Granite Rapids"));
-        assert_eq!(chosen("GenuineIntel", 6, 0x55), Ok("Skylake-SP and Cascade Lake"));
+        assert_eq!(chosen("GenuineIntel", 6, 0x55), Ok("Skylake-SP, Cascade Lake, and Skylake to Comet Lake"));
+        assert_eq!(chosen("GenuineIntel", 6, 0x3f), Ok("Haswell"));
+        assert_eq!(chosen("GenuineIntel", 6, 0xa7), Ok("Ice, Tiger and Rocket Lake"));
+        assert_eq!(chosen("GenuineIntel", 6, 0xb7), Ok("Alder and Raptor Lake, performance cores"));
         assert_eq!(chosen("AuthenticAMD", 0x19, 0x11), Ok("Zen 2 to Zen 5"));
         assert_eq!(
             chosen("AuthenticAMD", 6, 0x55),
@@ -445,10 +477,25 @@ mod tests {
     #[test]
     fn configurations_match_the_vendors_lists() {
         let of = |name: &str| EVENTS.iter().find(|events| events.name.starts_with(name)).expect("it is in the table");
-        assert_eq!(of("Sapphire").walk_cycles[0].config, 0x0100_1012);
-        assert_eq!(of("Skylake").walk_cycles[1].config, 0x0100_1049);
-        assert_eq!(of("Broadwell").walk_cycles[0].config, 0x1008);
+        assert_eq!(of("Sapphire").walk_cycles[0].config, 0x1012);
+        assert_eq!(of("Skylake").walk_cycles[1].config, 0x1049);
+        for name in ["Broadwell", "Haswell"] {
+            assert_eq!(of(name).walk_cycles[0].config, 0x1008);
+            assert_eq!(of(name).second_level_cycles[0].config, 0x104f);
+            assert_eq!(of(name).walks[1].config, 0x0e49);
+        }
         assert_eq!(of("Zen").walks[0].config, 0xf045);
         assert!(EVENTS.iter().all(|events| !events.walks.is_empty() && !events.source.is_empty()));
+    }
+
+    #[test]
+    fn no_model_is_of_two_kinds() {
+        let models = EVENTS.iter().flat_map(|events| events.models.iter().map(move |of| (events.vendor, *of)));
+        let mut models: Vec<_> = models.collect();
+        models.sort_unstable();
+        for pair in models.windows(2) {
+            let [(vendor, (family, _, last)), (next_vendor, (next_family, next, _))] = pair else { continue };
+            assert!((vendor, family) != (next_vendor, next_family) || last < next, "{pair:?}");
+        }
     }
 }

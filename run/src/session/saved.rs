@@ -148,6 +148,7 @@ impl SavedPhase {
             at_end: self.at_end,
             is_complete: self.is_complete,
             marks,
+            walks: None,
         }
     }
 }

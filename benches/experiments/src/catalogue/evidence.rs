@@ -6,18 +6,18 @@
 //! | a miss walks two tables in a guest and one in a process; larger pages shorten both walks | TLB miss |
 //! | the gain of a larger page on one side depends on the page of the other side | GUPS, guest page by host page |
 //! | a guest that starts on base pages reaches that gain while it runs | arm promoted |
-//! | the CPU itself counts the walks | predicted, if there is a PMU |
+//! | the CPU itself counts the walks | GUPS in each arm, and predicted, if there is a PMU |
 //! | memory of another NUMA node is slower, on any page | arms local and remote, on a host with several nodes |
 
 use std::time::Duration;
 
 use crate::catalogue::two_dimensional::absence;
 use crate::catalogue::{Catalogued, grid};
-use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job, NodeFacts};
+use crate::definition::{Arm, COUNTED_WALK_CYCLES, COUNTED_WALKS, Case, Cell, Experiment, HostFacts, Job, NodeFacts};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section, common_sections};
 use crate::results::{Environment, Results};
-use wideleaf_measure::statistics::Comparison;
+use wideleaf_measure::statistics::{Comparison, median};
 
 /// The `evidence` experiment of the catalogue.
 pub struct Evidence;
@@ -49,7 +49,7 @@ const GUEST_PAGES: [&str; 3] = ["4k", "2m", "1g"];
 const BUDGET: Duration = Duration::from_secs(14 * 60);
 /// More rounds than most machines complete in the budget.
 const ROUNDS: u32 = 20;
-const GUPS: [&str; 3] = ["gups", "--cmdline", "log2_words=25 seconds=1"];
+const GUPS: [&str; 4] = ["gups", "--cmdline", "log2_words=25 seconds=1", "--count-walks"];
 /// RAM for a 1 GiB page. A pointer chase uses all of it, GUPS a quarter.
 const RAM: [&str; 2] = ["--memory", "1G"];
 const RAM_MIB: u64 = 1024;
@@ -113,7 +113,9 @@ impl Catalogued for Evidence {
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        [vec![claims(results), misses(results), by_node(results), to_repeat()], grid::embedded()].concat()
+        let measured = [Some(claims(results)), Some(misses(results)), counted(results), Some(by_node(results))];
+        let measured = measured.into_iter().flatten().chain([to_repeat()]).collect();
+        [measured, grid::embedded()].concat()
     }
 }
 
@@ -194,13 +196,21 @@ fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
     let chase = |options: &[&str]| Cell::of(Job::tlbcost(&[&["tlbcost"], options].concat(), CHASE_S));
     let of_guest = |page: &str| match absence(host, guest, page) {
         Some(why) => Cell::Absent(why),
+        None if (guest, page) == ("1g", "1g") => Cell::Absent(
+            "a chase over pages of 1 GiB needs ten of them: `wideleaf tlbcost --guest --guest-page 1g --host-page 1g \
+             --bytes 8G`"
+                .into(),
+        ),
         None if page == "1g" && host.free_pages_1g == 0 => {
             Cell::Absent("tlbcost needs a free page of 1 GiB; run `wideleaf pool reserve --size 1g --pages 1`".into())
         }
         None => chase(&["--guest", "--guest-page", guest, "--host-page", page]),
     };
     let native = match guest {
-        "1g" => Cell::Absent("a process has 4k and 2m pages here".into()),
+        "1g" => Cell::Absent(
+            "a chase over pages of 1 GiB needs eight of them: `wideleaf tlbcost --native --host-page 1g --bytes 8G`"
+                .into(),
+        ),
         page => chase(&["--native", "--host-page", page]),
     };
     let none = || Cell::Absent("the cost of a miss depends only on the pages".into());
@@ -218,8 +228,14 @@ fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
         }
     };
     let native = match guest {
-        "1g" => Cell::Absent("a process has 4k and 2m pages here".into()),
-        page => run(&["--native", "--host-page", page, "--policy", "never"]),
+        "1g" if host.free_pages_1g == 0 => Cell::Absent(
+            "a process needs a free page of 1 GiB, and has none made; run `wideleaf pool reserve --size 1g --pages 1`"
+                .into(),
+        ),
+        page => {
+            let backing = if page == "1g" { "hugetlb" } else { "anon" };
+            run(&["--native", "--backing", backing, "--host-page", page, "--policy", "never"])
+        }
     };
     let predicted = match guest {
         "2m" => Cell::of(Job::tlbcost(&["predict", "gups", "--log2-words", "25"], PREDICTION_S)),
@@ -258,7 +274,7 @@ fn claims(results: &Results) -> Section {
         paragraphs.push(format!("The CPU's own events of page walks: {walk_events}."));
     }
     let columns = vec![Column::text("claim"), Column::text("on this machine"), Column::number("ratio, 95 %")];
-    let [on_4k, on_2m] = ["GUPS 2^25, guest 4k", "GUPS 2^25, guest 2m"];
+    let [on_4k, on_2m, on_1g] = ["GUPS 2^25, guest 4k", "GUPS 2^25, guest 2m", "GUPS 2^25, guest 1g"];
     let rows = [
         ("2 MiB host pages under 2 MiB guest pages", on_2m, "host 2m", "host 4k"),
         ("2 MiB host pages under 4 KiB guest pages", on_4k, "host 2m", "host 4k"),
@@ -268,6 +284,7 @@ fn claims(results: &Results) -> Section {
         ("promoted while it runs against huge from the start", on_2m, "promoted", "host 2m"),
         ("moved to a 1 GiB page while it runs against one from the start", on_2m, "promoted 1g", "host 1g"),
         ("a guest on 2 MiB pages against a process on them", on_2m, "host 2m", "native"),
+        ("a guest on a 1 GiB page against a process on one", on_1g, "host 1g", "native"),
     ];
     let row = |(claim, case, arm, to): (&str, &str, &str, &str)| {
         let comparison = Comparison::of(&results.ratios(case, arm, to, Metric::Figure), Better::Higher);
@@ -291,13 +308,13 @@ fn to_repeat() -> Section {
 /// Five lines that a reader without knowledge of the project needs.
 pub const STEPS: [&str; 5] = [
     "1. Take a quiet machine with VT-x or SVM that is not itself a virtual machine, with Linux 6.1 or newer, /dev/kvm, \
-     4 GiB of free memory, and root. Build with `cargo build --release -p wideleaf-lab`; the program is static and \
-     needs nothing else.",
-    "2. For the cost of a miss on 1 GiB pages run `wideleaf pool reserve --size 1g --pages 1` first; it says why if \
-     there is no such page. The other arms have one made, as root.",
+     4 GiB of free memory, and root. Run `cargo build --release -p wideleaf -p wideleaf-lab`, then the commands below \
+     in target/x86_64-unknown-linux-gnu/release. Both programs there are static and need nothing else.",
+    "2. For the cost of a miss and a process on 1 GiB pages run `sudo ./wideleaf pool reserve --size 1g --pages 1` \
+     first; it says why if there is no such page. The other arms have one made, as root.",
     "3. For the CPU's own counters run as root, or `sysctl kernel.perf_event_paranoid=1` first. Without them the page \
      has the reason, and all else.",
-    "4. Run `wideleaf-lab experiment evidence --folder .`; it takes at most a quarter of an hour. After an \
+    "4. Run `sudo ./wideleaf-lab experiment evidence --folder .`; it takes at most a quarter of an hour. After an \
      interruption the same command goes on.",
     "5. Attach wideleaf-evidence.json and wideleaf-evidence.html to an issue. They contain the CPU, the kernel and its \
      settings, no name of the machine or of a user.",
@@ -324,10 +341,56 @@ fn misses(results: &Results) -> Section {
     Section { title: "Cost of a miss".into(), paragraphs: vec![], tables: vec![grid], plots: vec![] }
 }
 
+/// Page walks of GUPS in each arm, as the CPU counted them; `None` if it counted none.
+fn counted(results: &Results) -> Option<Section> {
+    /// Name under which GUPS tells its updates.
+    const UPDATES: &str = "updates";
+    let arms = &ARMS[..6];
+    let an_update = |case: &str, arm: &str, name: &str| {
+        let updates = results.told(case, arm, UPDATES);
+        let of_round = |round: u32| updates.iter().find(|(of, updates)| *of == round && *updates > 0.0);
+        let counts = results.told(case, arm, name).into_iter();
+        let counts: Vec<f64> = counts.filter_map(|(round, count)| Some(count / of_round(round)?.1)).collect();
+        (!counts.is_empty()).then(|| common_sections::number(median(counts)))
+    };
+    let cell = |case: &str, arm: &str| {
+        let walks = an_update(case, arm, COUNTED_WALKS)?;
+        let cycles = an_update(case, arm, COUNTED_WALK_CYCLES).unwrap_or_else(|| "-".into());
+        Some(format!("{walks} | {cycles}"))
+    };
+    let row = |guest: &str| -> Vec<Option<String>> {
+        arms.iter().map(|(arm, _)| cell(&format!("GUPS 2^25, guest {guest}"), arm)).collect()
+    };
+    let rows = GUEST_PAGES.map(|guest| (guest, row(guest)));
+    if rows.iter().all(|(_, cells)| cells.iter().all(Option::is_none)) {
+        return None;
+    }
+    let head = std::iter::once(Column::text("page of the guest or process"));
+    let row = |(guest, cells): (&str, Vec<Option<String>>)| {
+        let cells = cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".into()));
+        std::iter::once(guest.to_owned()).chain(cells).collect()
+    };
+    let grid = Grid {
+        caption: "GUPS: walks for data | cycles of walks, an update, by the CPU's counters (medians)".into(),
+        columns: head.chain(arms.iter().map(|(arm, _)| Column::number(*arm))).collect(),
+        rows: rows.map(row).into(),
+    };
+    let how = "An update is a load and a store. Counters run from the begin to the end of the updates: in the guest \
+               alone, or in the process. A promoted guest has both kinds of pages in that time. Cycles are those of \
+               each page-miss handler; \"-\" where the CPU does not count them.";
+    Some(Section {
+        title: "Walks that the CPU counted".into(),
+        paragraphs: vec![how.into()],
+        tables: vec![grid],
+        plots: vec![],
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::catalogue::made_up::{host, results_of};
+    use crate::results::RunOutcome;
     use crate::schedule::{expected_of_all, turns};
 
     #[test]
@@ -339,7 +402,41 @@ mod tests {
         assert!(expected <= BUDGET && BUDGET < Duration::from_secs(15 * 60), "{expected:?}");
         let absent = |case: &Case| case.cells.iter().filter(|cell| matches!(cell, Cell::Absent(_))).count();
         let absent: Vec<usize> = experiment.cases.iter().map(absent).collect();
-        assert_eq!(absent, [3, 3, 4, 1, 0, 2], "only cells that make no sense on any host");
+        assert_eq!(absent, [3, 3, 5, 1, 0, 1], "only cells that make no sense on any host");
+        let native = experiment.job(5, 0).expect("a process on a page of 1 GiB").command();
+        assert!(native.contains("--native --backing hugetlb --host-page 1g"), "{native}");
+        let without = Evidence.define(&host());
+        assert!(without.job(5, 0).is_none(), "a process has no page made");
+    }
+
+    #[test]
+    fn walks_that_the_cpu_counted_are_shown_by_update_and_a_page_without_them_has_no_such_section() {
+        let mut results = results_of(Evidence.define(&host()), |_, _, _| Some((Metric::Figure, 1.0)));
+        assert!(counted(&results).is_none());
+        for run in &mut results.runs {
+            let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
+            let (walks, cycles) = if run.arm == "host 4k" { (2.0, 450.0) } else { (1.0, 72.0) };
+            let told = [("updates", 1e6), (COUNTED_WALKS, walks * 1e6), (COUNTED_WALK_CYCLES, cycles * 1e6)];
+            measured.told.extend(told.map(|(name, value)| (name.to_owned(), value)));
+            if run.arm == "host 2m" {
+                measured.told.remove(COUNTED_WALK_CYCLES);
+            }
+        }
+        let section = counted(&results).expect("they were counted");
+        let [on_4k, ..] = &section.tables[0].rows[..] else { panic!("a row of each page") };
+        assert_eq!(on_4k[..4], ["4k", "1.000 | 72.00", "2.000 | 450.0", "1.000 | -"]);
+        assert!(GUPS.contains(&"--count-walks"));
+    }
+
+    #[test]
+    fn the_steps_build_each_program_that_they_name() {
+        let after = |step: &'static str, sign: &'static str| {
+            step.split(sign).skip(1).filter_map(|rest| rest.split([' ', '`']).next()).collect::<Vec<&str>>()
+        };
+        let named: Vec<&str> = STEPS.iter().flat_map(|step| after(step, "./")).collect();
+        assert_eq!(after(STEPS[0], "-p "), ["wideleaf", "wideleaf-lab"]);
+        assert_eq!(named, ["wideleaf", "wideleaf-lab"]);
+        assert!(!STEPS.concat().contains("`wideleaf"), "neither is in the path");
     }
 
     #[test]

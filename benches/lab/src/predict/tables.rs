@@ -55,9 +55,9 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
         );
     }
     if let Some(walks) = &prediction.counted {
-        let share = walks
-            .share()
-            .map_or("cycles are not counted on this CPU".to_owned(), |share| percent(share) + " of its cycles");
+        let share = walks.share().map_or("cycles are not counted on this CPU".to_owned(), |share| {
+            percent(share) + " of its cycles (up to 100 % for each page-miss handler)"
+        });
         let _ =
             writeln!(out, "  counted by the PMU in its measured part on 4 KiB pages: {} walks, {share}", walks.walks);
     }

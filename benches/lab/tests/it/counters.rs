@@ -50,6 +50,36 @@ fn a_prediction_counts_the_walks_of_its_measured_part() {
     assert!((5.0..2000.0).contains(&cycles_a_walk), "{cycles_a_walk}");
 }
 
+/// Walks of the timed part of a run of GUPS; `None` if none were counted.
+fn walks_of_gups(errno: Option<&str>, place: &[&str]) -> Option<Value> {
+    let gups = ["run", "gups", "--cmdline=log2_words=16", "--memory=64M", "--count-walks", "--format=json"];
+    let (_, said) = with_counters(errno, &[&gups[..], place].concat());
+    let report: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(report["verification"]["passed"], true);
+    let phases = report["phases"].as_array().unwrap();
+    phases.iter().find(|phase| phase["name"] == "update").unwrap().get("walks").cloned()
+}
+
+#[test]
+fn a_run_counts_the_walks_of_its_guest_or_process_between_the_marks_of_its_timed_part() {
+    let (_, said) = with_counters(None, &PREDICT);
+    let report: Value = serde_json::from_str(&said).unwrap();
+    if !is_known(&report["pmu"]) {
+        println!("skipped: {}", report["pmu"]);
+        return;
+    }
+    let has_kvm = Path::new("/dev/kvm").exists();
+    let places = [&["--native"][..], &["--no-daemon"]].into_iter().take(if has_kvm { 2 } else { 1 });
+    for place in places {
+        let walks = walks_of_gups(None, place).unwrap_or_else(|| panic!("{place:?}: they are counted"));
+        let count = |name: &str| walks[name].as_u64().unwrap() as f64;
+        // 3000 cycles and 30 walks in a microsecond of each counter: they are not read at the same moment.
+        assert!((5.0..2000.0).contains(&(count("cycles") / count("walks"))), "{place:?}: {walks}");
+        assert_eq!(walks_of_gups(Some("13"), place), None, "{place:?}");
+    }
+    assert_eq!(walks_of_gups(Some("2"), &["--native"]), None);
+}
+
 #[test]
 fn without_counters_a_prediction_is_whole_and_says_why_they_are_missing() {
     for (errno, reason) in [("13", "run as root, or `sysctl kernel.perf_event_paranoid=1`"), ("2", "no such counter")] {

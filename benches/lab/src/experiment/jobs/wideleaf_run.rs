@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::experiment::memory_map::{self, View};
 use wideleaf::child;
-use wideleaf_experiments::definition::Job;
+use wideleaf_experiments::definition::{COUNTED_WALK_CYCLES, COUNTED_WALKS, Job};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Actions, Measured, Sample};
 use wideleaf_run::failure::Failure;
@@ -79,6 +79,11 @@ fn measured(report: &RunReport) -> Measured {
     let mut measured =
         Measured { series: timed.map(|phase| series(report, phase)).unwrap_or_default(), ..Measured::default() };
     measured.told = report.results.iter().map(|(name, result)| (name.clone(), result.value)).collect();
+    if let Some(walks) = timed.and_then(|phase| phase.walks) {
+        let counts = [(COUNTED_WALKS, Some(walks.walks)), (COUNTED_WALK_CYCLES, walks.walk_cycles)];
+        let counts = counts.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count? as f64)));
+        measured.told.extend(counts);
+    }
     measured.actions = actions(&report.manager.outcomes);
     let mut put = |metric, value: Option<f64>| {
         if let Some(value) = value {

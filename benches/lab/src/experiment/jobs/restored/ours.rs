@@ -307,6 +307,7 @@ mod tests {
             rate_before_promotion_per_s: None,
             rate_after_promotion_per_s: None,
             progress: vec![(0.5, 1)],
+            walks: None,
         };
         let region = |name: &&str| Region {
             name: (*name).into(),
