@@ -11,6 +11,7 @@
 //! | [`cpu`] | CPU time of threads |
 //! | [`shown`] | medians with their interval or range, and the targets that they are judged by |
 //! | [`limited`] | times of runs that may end at a limit |
+//! | [`moved`] | speed of a guest before, during and after its move to another process |
 
 pub mod beside_qemu;
 pub mod coverage;
@@ -18,6 +19,7 @@ pub mod cpu;
 pub mod guest;
 pub mod limited;
 pub mod managed;
+pub mod moved;
 pub mod scenario;
 pub mod shown;
 
