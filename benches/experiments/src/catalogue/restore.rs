@@ -47,7 +47,7 @@ const ARMS: [(Way, &str, &str); 6] = [
     (
         Way::Mapped,
         MAPPED,
-        "--restore-pages mapped: a private mapping of the file, 4 KiB faults; no checksums, no manager",
+        "--restore-pages mapped: a private mapping of the file, writes copied by 4 KiB; no checksums, no manager",
     ),
     (Way::Qemu, IN_QEMU, "QEMU's microvm with the same image: saved by `migrate`, restored by `-incoming exec:cat`"),
 ];
