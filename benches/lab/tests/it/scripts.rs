@@ -7,7 +7,8 @@ use std::process::Output;
 
 use crate::experiment_reports::{file, results};
 use crate::program::new_scratch;
-use wideleaf_experiments::results::Results;
+use wideleaf_experiments::definition::{Arm, Cell};
+use wideleaf_experiments::results::{Actions, Results, RunOutcome};
 use wideleaf_testing::scratch::Scratch;
 
 /// Runs a copy of a script with this wideleaf-lab.
@@ -58,6 +59,58 @@ fn a_page_is_kept_only_of_complete_results_of_a_revision() {
     }
     let part = ["by-hand-rows-2026-01-01.md", "by-hand-rows-2026-01-01.svg"];
     assert_eq!(names_in(&scratch.path("benches/results")), [whole, part].concat());
+}
+
+/// Keeps results, and returns the names in the folder and the page.
+fn kept(results: &Results, part: &[&str]) -> (Vec<String>, String) {
+    let scratch = new_scratch();
+    let mut results = results.clone();
+    results.environment.wideleaf = "0.9.0 (0123456789ab)".into();
+    file(&scratch, "r.json", &results);
+    let output = script(&scratch, "keep-result", &[&["r.json"][..], part].concat(), &scratch.program());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = String::from_utf8(output.stdout).unwrap();
+    let text = fs::read_to_string(scratch.path(page.trim())).unwrap();
+    (names_in(&scratch.path("benches/results")), text)
+}
+
+#[test]
+fn each_picture_of_a_page_is_kept_under_a_name_of_its_own() {
+    let (names, page) = kept(&results("two-dimensional", 1.5), &[]);
+    let pictures = ["two-dimensional-2026-01-01-2.svg", "two-dimensional-2026-01-01.svg"];
+    assert_eq!(names, [pictures[0], "two-dimensional-2026-01-01.md", pictures[1]]);
+    for picture in pictures {
+        assert_eq!(page.matches(&format!("]({picture})")).count(), 1, "{picture} in {page}");
+    }
+    assert_eq!(page.matches("\n![").count(), 2, "{page}");
+}
+
+#[test]
+fn a_page_beside_published_figures_has_the_reasons_and_the_actions() {
+    let mut published = results("freebsd", 1.5);
+    published.experiment.arms.push(Arm { name: "guest auto".into(), summary: String::new() });
+    published.experiment.cases[0].cells.push(Cell::Absent("only with --long: a run takes about 70 s".into()));
+    for run in &mut published.runs {
+        if let RunOutcome::Measured(measured) = &mut run.outcome {
+            let swaps = Actions { count: 132, cpu_ms: Some(1.0), unavailable_max_us: None };
+            measured.actions.insert("swap.done".into(), swaps);
+        }
+    }
+    let (names, page) = kept(&published, &["rows"]);
+    assert_eq!(names, ["freebsd-rows-2026-01-01.md", "freebsd-rows-2026-01-01.svg"]);
+    for said in [
+        "## Left out\n\nMeasured in a process: 1 of 1 rows; in guests: 0.\n",
+        "| only with --long | guests | GUPS (70 s) |",
+        "| GUPS | auto | swap.done | 132 | 1.000 |",
+        " A run of some rows of `freebsd`; its own page has the others.",
+    ] {
+        assert!(page.contains(said), "{said} in {page}");
+    }
+    assert!(!page.contains("## What was run") && !page.contains("\n\n\n"), "{page}");
+    let mut other = published;
+    other.experiment.name = "by-hand".into();
+    let (_, page) = kept(&other, &[]);
+    assert!(page.contains("## Left out") && !page.contains("## Cost of actions"), "{page}");
 }
 
 /// A wideleaf-lab that makes grids for the build `new`, and says what it does: `resume` or `output`.
