@@ -42,7 +42,7 @@ const SPEED_MIN: f64 = 0.95;
 
 const PATTERN: [&str; 4] =
     ["pattern", "--vcpus=2", "--memory=640M", "--cmdline=bytes=512M pages_per_second=24400 seconds=3600"];
-/// With so many lines that 0.1 s have some, and so few that a report keeps all of them.
+/// Some lines of progress come in 0.1 s, and a report keeps those of all of its time.
 const GUPS: [&str; 3] = ["gups", "--memory=384M", "--cmdline=log2_words=25 progress_ms=25 seconds=3600"];
 /// Name of its timed part.
 const UPDATES: &str = "update";
@@ -60,7 +60,7 @@ const AFTERWARDS: Duration = Duration::from_millis(3500);
 const LIMIT: Duration = Duration::from_secs(60);
 /// Interval between two looks at a run.
 const PACE: Duration = Duration::from_millis(20);
-/// Exit code of a client whose request was refused.
+/// Exit code of a client if its request was refused.
 const REFUSED: i32 = 4;
 
 /// Way in which GUPS moves.
