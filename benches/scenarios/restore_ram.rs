@@ -2,20 +2,25 @@
 //! No guest: threads of this process touch one word of each page, window by window in random order, as a guest that
 //! needs all of its memory at once. The image is a file in the page cache.
 //!
-//! ```text
-//!   restore_ram [MiB [rounds]]     1024 and 5, unless given
-//! ```
+//! The arms take turns. Before them: the time until a guest may run, by the size of its RAM, of which nothing is in
+//! memory.
 //!
-//! The arms take turns. Each line: GiB/s of one arm in all rounds, windows on huge pages, and the longest answers.
+//! `cargo bench -p wideleaf-benches --bench restore_ram [-- MIB ROUNDS]` (default 1024 and 6; needs userfaultfd)
 
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use wideleaf_measure::order::arms_of_round;
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting};
+use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_measure::figures::Figures;
+use wideleaf_measure::order::round;
+use wideleaf_measure::statistics::median;
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::restore::{Background, ReadError, RestoreConfig, Restorer, SavedRam, SavedWindow};
 use wideleaf_memory::sensors::host_backing::HostBackingSensor;
@@ -50,47 +55,103 @@ enum Arm {
     PagesCopied,
 }
 
-fn main() {
-    let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
-    let bytes = mib(numbers.first().copied().unwrap_or(1024));
-    let rounds = numbers.get(1).map_or(5, |rounds| (*rounds as u32).max(1));
-    start_of_large_ram();
+const ARMS: [(Arm, &str); 4] = [
+    (Arm::MovedByFaults, "moved by faults"),
+    (Arm::MovedWithBackground, "moved, and in the background"),
+    (Arm::CopiedByFaults, "windows copied by faults"),
+    (Arm::PagesCopied, "pages copied by faults"),
+];
+const PAGES_COPIED: usize = 3;
+
+/// Result of one run of an arm.
+struct Run {
+    /// Rate until every page was touched, in GiB/s.
+    speed: f64,
+    /// Number of faults that were answered.
+    faults: u64,
+    /// Number of windows on huge pages afterwards.
+    huge: usize,
+    /// Waits of touches in microseconds: median, 99th percentile, longest. Copies of pages do not time theirs.
+    waits_us: Option<[u64; 3]>,
+}
+
+fn main() -> ExitCode {
+    scenario::run("restore_ram", measure)
+}
+
+fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+    let bytes = mib(u64::from(arguments.count(0, 1024)?));
+    let rounds = arguments.count(1, 6)?;
+    let starts = starts_of_large_ram()?;
     let image = Arc::new(Image(image(bytes)));
-    let arms = [Arm::MovedByFaults, Arm::MovedWithBackground, Arm::CopiedByFaults, Arm::PagesCopied];
-    let mut speeds = arms.map(|_| Vec::new());
-    for round in 0..rounds {
-        for index in arms_of_round(arms.len(), round + 1) {
-            let (arm, speeds) = (arms[index], &mut speeds[index]);
-            warm_host_memory(bytes + mib(64)).expect("memory to warm");
-            let (took, huge, longest) = run(arm, &image, bytes, u64::from(round));
-            let speed = bytes.get() as f64 / gib(1).get() as f64 / took.as_secs_f64();
-            println!("{arm:?}: {speed:.2} GiB/s, {huge} of {} windows huge, {longest}", bytes.get() / WINDOW.get());
-            speeds.push(speed);
-        }
+    let turn = |arm: usize, number: u32| -> Result<Run, Ended> {
+        waiting.pass(Duration::ZERO)?;
+        warm_host_memory(bytes + mib(64)).expect("memory to warm");
+        Ok(run(ARMS[arm].0, &image, bytes, u64::from(number)))
+    };
+    let rounds = (1..=rounds).map(|number| round(ARMS.len(), number, |arm| turn(arm, number)));
+    let rounds = rounds.collect::<Result<Vec<Vec<Run>>, Ended>>()?;
+    let (count, spread) = (rounds.len(), spread_in_words(rounds.len()));
+    let title = format!("{bytes} in random order, medians of {count} rounds, {spread}");
+    let windows = bytes.get() / WINDOW.get();
+    Ok(Figures::of(title)
+        .table(speeds(&rounds))
+        .table(ratios(&rounds))
+        .table(starts)
+        .note(format!("of {windows} windows; the longest wait is that of all rounds")))
+}
+
+fn speeds(rounds: &[Vec<Run>]) -> Table {
+    let others = vec!["faults", "huge windows after", "wait, p50", "wait, p99", "longest wait"];
+    let mut table = Table::new(["arm"], [columns("speed", rounds.len()), others].concat());
+    for (arm, (_, name)) in ARMS.into_iter().enumerate() {
+        let all = |of: &dyn Fn(&Run) -> f64| rounds.iter().map(|round| of(&round[arm])).collect::<Vec<f64>>();
+        let waits = |at: usize, of: fn(Vec<f64>) -> f64| {
+            let times = rounds.iter().map(|round| Some(round[arm].waits_us?[at] as f64)).collect::<Option<Vec<f64>>>();
+            let untimed = || Cell::missing("copies of pages are not timed");
+            times.map_or_else(untimed, |times| Cell::number(of(times), 0, "us"))
+        };
+        let longest = |times: Vec<f64>| times.into_iter().fold(0.0, f64::max);
+        let counts = [
+            Cell::number(median(all(&|run| run.faults as f64)), 0, ""),
+            Cell::number(median(all(&|run| run.huge as f64)), 0, ""),
+            waits(0, median),
+            waits(1, median),
+            waits(2, longest),
+        ];
+        let speed = Shown::of(&all(&|run| run.speed)).cells(2, "GiB/s");
+        table.row([vec![name.into()], speed, counts.to_vec()].concat());
     }
-    for (arm, mut speeds) in arms.into_iter().zip(speeds) {
-        speeds.sort_by(f64::total_cmp);
-        println!(
-            "{arm:?}: median {:.2} GiB/s ({:.2} - {:.2})",
-            speeds[speeds.len() / 2],
-            speeds[0],
-            speeds[speeds.len() - 1]
-        );
+    table
+}
+
+/// Speeds in each round, as ratios to that of copied pages.
+fn ratios(rounds: &[Vec<Run>]) -> Table {
+    let mut table = Table::new(["ratio within a round"], columns("speed", rounds.len()));
+    for (arm, (_, name)) in ARMS.into_iter().enumerate().take(PAGES_COPIED) {
+        let ratios: Vec<f64> = rounds.iter().map(|round| round[arm].speed / round[PAGES_COPIED].speed).collect();
+        let name = format!("{name} : {}", ARMS[PAGES_COPIED].1);
+        table.row([vec![name.into()], Shown::of(&ratios).cells(1, "")].concat());
     }
+    table
 }
 
 /// Time until a guest may run, by the size of its RAM: nothing of it is in memory.
-fn start_of_large_ram() {
+fn starts_of_large_ram() -> Result<Table, Ended> {
     let image = Arc::new(Image(tempfile::tempfile().expect("a file")));
+    let mut table = Table::new(["RAM"], ["mapped", "all windows registered"]);
     for size in [gib(1), gib(16), gib(64)] {
         let began = Instant::now();
         let ram = ram(size);
         let mapped = began.elapsed();
         let config = RestoreConfig { background: Background::Off, ..RestoreConfig::default() };
-        let restorer = Restorer::start(ram, image.clone(), config).expect("userfaultfd");
-        println!("{size}: mapped in {mapped:?}, all windows registered in {:?}", restorer.report().start);
+        let started = Restorer::start(ram, image.clone(), config);
+        let restorer = started.map_err(|error| Ended::Skipped(error.to_string()))?;
+        let ms = |time: Duration| Cell::number(time.as_secs_f64() * 1e3, 2, "ms");
+        table.row([size.to_string().into(), ms(mapped), ms(restorer.report().start)]);
         restorer.abandon(wideleaf_memory::restore::GuestIsGone);
     }
+    Ok(table)
 }
 
 fn ram(bytes: Bytes) -> Arc<GuestRam> {
@@ -114,28 +175,27 @@ fn image(bytes: Bytes) -> File {
     file
 }
 
-/// Time until every page was touched; huge windows afterwards; the longest waits.
-fn run(arm: Arm, image: &Arc<Image>, bytes: Bytes, seed: u64) -> (Duration, usize, String) {
+fn run(arm: Arm, image: &Arc<Image>, bytes: Bytes, seed: u64) -> Run {
     let ram = ram(bytes);
+    let speed = |took: Duration| bytes.get() as f64 / gib(1).get() as f64 / took.as_secs_f64();
     if arm == Arm::PagesCopied {
         let image = image.clone();
         let read = move |page: Gpa, into: &mut [u8]| image.0.read_exact_at(into, page.get()).expect("it is in memory");
         let copies = PageCopies::start(ram.clone(), read).expect("userfaultfd");
-        let took = touch_all(&ram, bytes, seed);
-        return (took, huge_windows(&ram), format!("{} faults", copies.stop()));
+        let speed = speed(touch_all(&ram, bytes, seed));
+        return Run { speed, huge: huge_windows(&ram), faults: copies.stop(), waits_us: None };
     }
     let background = if arm == Arm::MovedWithBackground { Background::Unlimited } else { Background::Off };
     let config = RestoreConfig { background, may_move: arm != Arm::CopiedByFaults, ..RestoreConfig::default() };
     let restorer = Restorer::start(ram.clone(), image.clone(), config).expect("userfaultfd");
-    let took = touch_all(&ram, bytes, seed);
+    let speed = speed(touch_all(&ram, bytes, seed));
     let huge = huge_windows(&ram);
     let report = restorer.report();
-    let us = |quantile| report.fault_ns.value_at_quantile(quantile) / 1000;
-    let waits = format!("{} faults, p50 {} p99 {} max {} us", report.by_fault, us(0.5), us(0.99), us(1.0));
+    let waits_us = [0.5, 0.99, 1.0].map(|quantile| report.fault_ns.value_at_quantile(quantile) / 1000);
     while !restorer.is_finished() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    (took, huge, waits)
+    Run { speed, huge, faults: report.by_fault, waits_us: Some(waits_us) }
 }
 
 fn touch_all(ram: &GuestRam, bytes: Bytes, seed: u64) -> Duration {
