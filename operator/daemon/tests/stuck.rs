@@ -35,6 +35,18 @@ fn attach(place: &Place, pid: u32) -> Result<Answer, ClientError> {
     ask(&place.socket(), Request::Attach { target: Target::Pid(pid), settings })
 }
 
+/// What libvirt's hook says of a domain that this process runs.
+fn started(pid: u32) -> Request {
+    Request::Started {
+        domain: "web".into(),
+        uuid: "web".into(),
+        pid,
+        settings: Settings::default(),
+        mistakes: Vec::new(),
+        flavor: None,
+    }
+}
+
 #[test]
 fn a_process_that_hangs_has_a_row_and_a_line_in_the_log_and_everything_else_continues() {
     let (Some(mut stuck), Some(other)) = (StuckProcess::start(), StuckProcess::start()) else { return };
@@ -54,6 +66,10 @@ fn a_process_that_hangs_has_a_row_and_a_line_in_the_log_and_everything_else_cont
     daemon.ask(Request::Explain { vm: name.clone() });
     daemon.ask(Request::Detach { vm: name });
     daemon.ask(Request::Rooms);
+    daemon.ask(Request::Prepare { domain: "none".into(), uuid: "none".into(), pages: Vec::new(), ordinary: None });
+    daemon.ask(started(other.pid()));
+    let refused = ask(&place.socket(), started(stuck.pid())).unwrap_err().to_string();
+    assert!(refused.contains("does not answer"), "{refused}");
     daemon.ask(Request::Release { domain: "none".into(), uuid: "none".into() });
     place.configure("[attach]\ninterval = \"1s\"\n[budget]\ncopy_per_second = \"1G\"");
     daemon.signal(Signal::SIGHUP);
