@@ -151,7 +151,7 @@ impl Problem {
     pub(crate) fn remedy(&self) -> &'static str {
         match self {
             Problem::Io { .. } | Problem::NotAFile { .. } | Problem::NotASnapshot => {
-                "name the folder of a snapshot that `wideleaf vm PATH snapshot DIR` made"
+                "name the folder of a snapshot that `wideleaf vm SOCKET snapshot FOLDER` made"
             }
             Problem::Version { .. } => "use the wideleaf that saved it, or save again",
             Problem::Index { .. } | Problem::Length { .. } | Problem::MachineChecksum => {

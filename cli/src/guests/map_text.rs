@@ -13,7 +13,7 @@ use crate::top::heat_map::lay_out;
 const COLUMNS: usize = 64;
 const ROWS: usize = 16;
 
-/// Text of `wideleaf vm PATH windows`.
+/// Text of `wideleaf vm SOCKET windows`.
 pub fn text(map: &WindowMap) -> String {
     let grid = lay_out(map, None, COLUMNS, ROWS);
     let cell = tables::bytes(PageSize::Huge2M.bytes().get() * grid.windows_per_cell as u64);

@@ -1,11 +1,11 @@
-//! The control socket of one VM, `wideleaf run --control-socket PATH`: lines like the daemon's
+//! The control socket of one VM, `wideleaf run --control-socket SOCKET`: lines like the daemon's
 //! ([`crate::protocol`]), with their own requests and version.
 //!
 //! ```text
-//!   wideleaf vm PATH pause | resume | stop | status |     ── VmRequest ───────▶ PATH ──▶ wideleaf run
-//!                    statistics | windows | explain |     ◀── Reply<VmAnswer> ──
-//!                    set-policy | balloon | snapshot | migrate |
-//!                    recover
+//!   wideleaf vm SOCKET pause | resume | stop | status |     ── VmRequest ───────▶ SOCKET ──▶ wideleaf run
+//!                      statistics | windows | explain |     ◀── Reply<VmAnswer> ──
+//!                      set-policy | balloon | snapshot | migrate |
+//!                      recover
 //! ```
 
 use std::collections::BTreeMap;
@@ -209,10 +209,10 @@ pub struct MigratedView {
     pub huge_bytes_before: ByteCount,
     /// Guest RAM here in pages of 2 MiB and more at the switch, in bytes.
     pub huge_bytes_at_switch: ByteCount,
-    /// Guest RAM at the target in pages of 2 MiB and more at the switch, in bytes; left out if it did not say.
+    /// Guest RAM at the target in pages of 2 MiB and more once it has arrived, in bytes; left out if it did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_bytes_at_target: Option<ByteCount>,
-    /// Guest RAM at the target in base pages at the switch, in bytes; left out if it did not say.
+    /// Guest RAM at the target in base pages once it has arrived, in bytes; left out if it did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_bytes_at_target: Option<ByteCount>,
     /// Time in which the dirty logs of all memslots were switched on, in milliseconds.
