@@ -132,7 +132,7 @@ struct State {
 }
 
 impl State {
-    /// Whether so many processes of the user of `of` are overdue that no other one is asked.
+    /// Whether overdue processes of the user of `of` have reached their limit, so that no other one is asked.
     fn is_full_for(&self, of: ProcessKey, user_of: UserOf) -> bool {
         let overdue = || self.out.values().filter(|out| out.is_overdue);
         // The user is looked up only where it can matter.

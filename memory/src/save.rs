@@ -202,8 +202,8 @@ pub enum SaveError {
     },
     /// The machine's state alone takes longer than the pause.
     #[error(
-        "cannot save within a pause of {bound:?}: the devices were at rest and their disks flushed only after {took:?}; \
-         allow a longer pause, or let the guest write less to its disks"
+        "cannot save within a pause of {bound:?}: the devices were at rest and their disks flushed only after \
+         {took:?}; allow a longer pause, or let the guest write less to its disks"
     )]
     StateTooLong {
         /// Limit of the pause.

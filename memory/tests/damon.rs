@@ -207,8 +207,8 @@ const GRADES: u64 = 24;
 const PAGES_FOR_EACH: u64 = 512 / (GRADES - 1);
 /// Pages of a window in the order in which they are taken: an odd factor scatters them over the window.
 const SCATTERED: u64 = 181;
-/// Number of readings whose mean is ranked, and the least coefficient. In the lab one reading had 0.93 to 0.98, the mean
-/// of two 0.96, that of four 0.995.
+/// Number of readings of which the mean is ranked, and the least coefficient. In the lab one reading had 0.93 to 0.98,
+/// the mean of two 0.96, that of four 0.995.
 const READINGS: u64 = 2;
 const SPEARMAN_MIN: f64 = 0.8;
 

@@ -31,8 +31,8 @@ fn a_report_for_a_terminal_has_the_expected_text() {
     let text = said(&results);
     let ratios = "
 Ratios
-Above 1 an arm is faster than base. = means that the interval contains 1: it shows no difference, and not that there is \
-none; \
+Above 1 an arm is faster than base. = means that the interval contains 1: it shows no difference, and not that there \
+is none; \
 ? means fewer than six pairs, too few for a 95 % interval.
 Ratios of the figure within a round: median, 95 % interval
 ┌──────┬───────────────────────┬───────────────────┐
