@@ -1,16 +1,18 @@
-//! Cost of an idle wideleafd: many stopped QEMU guests, all of them managed.
+//! Cost of an idle wideleafd: many stopped QEMU guests, all of them managed. Time of a list, with a daemon and without.
 //!
 //! ```text
-//!   guests filled and stopped ─▶ wideleafd manages ─▶ settles ─▶ CPU time in a minute · resident memory · scrapes
+//!   30 guests ─▶ lists without a daemon ─▶ the others ─▶ wideleafd manages ─▶ settles ─▶ CPU time in a minute
+//!                                                                           resident memory · scrapes · lists
 //! ```
 //!
-//! `cargo build --release -p wideleaf-daemon && cargo bench -p wideleaf-benches --bench attached_idle [-- GUESTS
-//! [SECONDS]]` (default 50 guests of 64 MiB, 60 s; needs QEMU, KVM and root)
+//! `cargo build --release -p wideleaf -p wideleaf-daemon && cargo bench -p wideleaf-benches --bench attached_idle [--
+//! GUESTS [SECONDS]]` (default 50 guests of 64 MiB, 60 s; needs QEMU, KVM and root)
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -20,7 +22,7 @@ use wideleaf_benches::shown::Shown;
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::Care;
-use wideleaf_measure::figures::{Figures, Limit};
+use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_policies::units::mib;
@@ -29,16 +31,24 @@ use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 /// Time after which promotions are over and every loop is at its longest pause.
 const SETTLES_IN: Duration = Duration::from_secs(30);
 const SCRAPES: usize = 50;
+/// Number of lists from the daemon, and without one.
+const LISTS: usize = 20;
+/// Guests when lists are made without a daemon: those of the target.
+const LISTED: usize = 30;
 
 /// Targets of the bench.
 const CPU_MAX_PERCENT: f64 = 1.0;
 const RESIDENT_MAX_MIB: f64 = 30.0;
 const SCRAPE_MAX_MS: f64 = 20.0;
+const LIST_MAX_MS: f64 = 200.0;
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     needs_kvm()?;
-    let (guests, seconds) = (arguments.number(0, 50)?, arguments.number(1, 60)?);
-    let guests = (0..guests).map(|number| standing(number, waiting)).collect::<Result<Vec<_>, _>>()?;
+    let (guests_wanted, seconds) = (arguments.number(0, 50)?, arguments.number(1, 60)?);
+    let start = |numbers: Range<usize>| numbers.map(|number| standing(number, waiting)).collect::<Result<Vec<_>, _>>();
+    let mut guests = start(0..guests_wanted.min(LISTED))?;
+    let (listed, alone) = (guests.len(), lists(waiting, list_without_daemon)?);
+    guests.extend(start(listed..guests_wanted)?);
     let folder = tempfile::tempdir().map_err(|error| Ended::Skipped(error.to_string()))?;
     let daemon = Daemon::start(folder.path())?;
     let socket = folder.path().join("control.sock");
@@ -66,6 +76,10 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
         scrapes.push(daemon.scrape_ms()?);
         waiting.pass(Duration::from_millis(100))?;
     }
+    let asked = lists(waiting, || match managed() {
+        managed if managed >= guests.len() => Ok(()),
+        managed => Err(Ended::Failed(format!("the list has {managed} managed guests"))),
+    })?;
     let longest = scrapes.iter().copied().fold(0.0, f64::max);
     let mut all = Table::new(["figure"], ["value"]);
     all.row(["CPU, of one core".into(), Cell::number(cpu_percent, 2, "%")]);
@@ -77,8 +91,37 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
         .table(threads)
         .bar("CPU", Cell::number(cpu_percent, 2, "% of one core"), Limit::AtMost(CPU_MAX_PERCENT))
         .bar("resident", Cell::number(resident, 1, "MiB"), Limit::AtMost(RESIDENT_MAX_MIB))
-        .bars([Shown::of(&scrapes).bar("scrape", 1, "ms", Limit::AtMost(SCRAPE_MAX_MS))]);
+        .bars([Shown::of(&scrapes).bar("scrape", 1, "ms", Limit::AtMost(SCRAPE_MAX_MS))])
+        .bars([list_bar(&asked, &format!("list of {} guests by the daemon", guests.len()))])
+        .bars([list_bar(&alone, &format!("list of {listed} guests without a daemon"))]);
     Ok(figures)
+}
+
+fn list_bar(times_ms: &[f64], what: &str) -> Bar {
+    Shown::of(times_ms).bar(what, 1, "ms", Limit::AtMost(LIST_MAX_MS))
+}
+
+/// Times of lists in milliseconds.
+fn lists(waiting: &Waiting, list: impl Fn() -> Result<(), Ended>) -> Result<Vec<f64>, Ended> {
+    let mut times = Vec::new();
+    for _ in 0..LISTS {
+        let began = Instant::now();
+        list()?;
+        times.push(began.elapsed().as_secs_f64() * 1e3);
+        waiting.pass(Duration::from_millis(100))?;
+    }
+    Ok(times)
+}
+
+/// Runs `wideleaf list` once, as a user does.
+fn list_without_daemon() -> Result<(), Ended> {
+    let list = Command::new(program("wideleaf")?).args(["list", "--no-daemon"]).stdin(Stdio::null()).output();
+    let list = list.map_err(|error| Ended::Skipped(format!("wideleaf: {error}")))?;
+    let text = String::from_utf8_lossy(&list.stdout);
+    match list.status.success() && text.contains("idle-0") {
+        true => Ok(()),
+        false => Err(Ended::Failed(format!("no list: {text}{}", String::from_utf8_lossy(&list.stderr)))),
+    }
 }
 
 /// A guest that has filled its RAM and is stopped.
@@ -110,7 +153,7 @@ impl Daemon {
             folder.display()
         );
         fs::write(&config, text).map_err(skipped)?;
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(program("wideleafd")?);
         let child = command.arg("--config").arg(config).stdin(Stdio::null()).spawn().map_err(skipped)?;
         Ok(Daemon { child, metrics })
     }
@@ -157,12 +200,13 @@ impl Drop for Daemon {
     }
 }
 
-/// Path of wideleafd, in the folder above that of this bench.
-fn program() -> Result<PathBuf, Ended> {
+/// Path of a program, in the folder above that of this bench.
+fn program(name: &str) -> Result<PathBuf, Ended> {
     let here = std::env::current_exe().map_err(|error| Ended::Skipped(error.to_string()))?;
-    let program = here.parent().and_then(Path::parent).map(|folder| folder.join("wideleafd"));
+    let program = here.parent().and_then(Path::parent).map(|folder| folder.join(name));
     let program = program.filter(|program| program.exists());
-    program.ok_or_else(|| Ended::Skipped("no wideleafd: cargo build --release -p wideleaf-daemon".into()))
+    let build = "cargo build --release -p wideleaf -p wideleaf-daemon";
+    program.ok_or_else(|| Ended::Skipped(format!("no {name}: {build}")))
 }
 
 fn main() -> ExitCode {
