@@ -11,7 +11,7 @@ use wideleaf_vmm::devices::SerialSink;
 
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::report::Walks;
+use crate::walks::Walks;
 
 /// First action of a thread of the front end: it enters the sandbox of the run, if there is one.
 pub type ThreadBegin = Arc<dyn Fn() + Send + Sync>;

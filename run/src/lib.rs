@@ -46,5 +46,6 @@ mod summary;
 pub mod text;
 pub mod undo;
 mod users_pause;
+mod walks;
 
 pub use wideleaf_measure::environment;
