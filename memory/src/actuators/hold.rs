@@ -22,7 +22,9 @@ pub enum Hold {
 pub fn set_hold(second_level: &dyn SecondLevel, window: WindowIndex, hold: Hold) -> OutcomeResult {
     let find = || second_level.slots().into_iter().find(|slot| slot.range.contains(window.start()));
     let Some(slot) = find() else {
-        return OutcomeResult::Skipped(Skip::NotResident);
+        // From outside of the guest's VMM no memslot is known, and none can be switched.
+        let is_outside = second_level.slots().is_empty();
+        return OutcomeResult::Skipped(if is_outside { Skip::NoMechanism } else { Skip::NotResident });
     };
     let is_on = hold == Hold::At4K;
     if slot.is_dirty_logged == is_on {
