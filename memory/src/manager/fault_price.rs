@@ -4,8 +4,8 @@
 //! ```text
 //!   tick to tick   faults, exits, time in the kernel          few faults, or mostly other exits ─▶ left out
 //!                            │
-//!                            ├─ nearly all on new host pages ─▶ first touches ─▶ batches ─▶ median │ an upper limit
-//!                            └─ nearly none on new host pages ▶ refaults ──────▶ batches ─▶ median │ preferred
+//!                            ├─ a new base page for nearly each ▶ first touches ▶ batches ─▶ median │ an upper limit
+//!                            └─ a new page for nearly none ─────▶ refaults ──────▶ batches ─▶ median │ preferred
 //!   no median yet, or this KVM has no such counts: the assumed price
 //! ```
 //!
@@ -16,7 +16,7 @@
 //! The time of the guest itself is not in the price. The kernel charges time by ticks of its timer, to the mode that
 //! each tick finds: some ticks make a batch, and the median of batches drops those that contain something else. A
 //! first touch also allocates and clears a page of the host. It is the first that every guest has, and costs more than
-//! a refault.
+//! a refault. One that makes a huge page clears 512 times as much, and no refault is like it: it is left out.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -36,6 +36,8 @@ const TDP_FAULT: Duration = Duration::from_micros(1);
 const INTERVAL_FAULTS_MIN: u64 = 128;
 /// Maximum number of exits for each fault. Under shadow paging a fault may need a second exit, for the guest's table.
 const EXITS_PER_FAULT_MAX: u64 = 3;
+/// Maximum number of new host pages for each fault at a first touch: the faults make base pages, not larger ones.
+const NEW_PAGES_PER_FAULT_MAX: u64 = 2;
 /// Minimum number of faults in a batch: those of a sample of four windows in base pages.
 const BATCH_FAULTS_MIN: u64 = 2_048;
 /// Minimum time of a batch: three ticks of a timer of 250 Hz, two of 100 Hz.
@@ -159,9 +161,17 @@ impl FaultMeter {
         }
         if new_pages.saturating_mul(10) <= faults {
             self.refaults.add(faults, system_time);
-        } else if new_pages.saturating_mul(10) >= faults.saturating_mul(8) {
+        } else if new_pages.saturating_mul(10) >= faults.saturating_mul(8)
+            && new_pages <= faults.saturating_mul(NEW_PAGES_PER_FAULT_MAX)
+        {
             self.first_touches.add(faults, system_time);
         }
+    }
+
+    /// The counters of a tick are unknown: the next ones begin an interval of their own, because the host pages that
+    /// came into use are those of one tick.
+    pub(super) fn forget_latest(&mut self) {
+        self.before = None;
     }
 
     /// The best price known.
@@ -310,6 +320,28 @@ mod tests {
         assert_eq!((first.time, first.source), (Duration::from_micros(30), PriceSource::FirstTouches));
         let again = guest.batches(3, 20, 100);
         assert_eq!((again.time, again.source), (Duration::from_micros(20), PriceSource::Refaults));
+    }
+
+    #[test]
+    fn first_touches_that_make_huge_pages_are_no_price_of_a_fault() {
+        let mut guest = Guest::new(Paging::Npt);
+        // A guest of 16 GiB on pages of 2 MiB is filled between two ticks: 80 us for each page.
+        assert_eq!(guest.step(8_192, 8_192, 8_192 * 80, 512 * 8_192), assumed(Paging::Npt));
+        assert_eq!(guest.batches(9, 40, 16 * 2_048), assumed(Paging::Npt), "nor are those that make 64 KiB");
+        let base = guest.batches(3, 7, 2_048);
+        assert_eq!((base.time, base.source), (Duration::from_micros(7), PriceSource::FirstTouches));
+    }
+
+    #[test]
+    fn after_a_tick_with_unknown_counters_an_interval_begins_anew() {
+        let mut guest = Guest::new(Paging::Shadow);
+        guest.counters.faults += 3 * 4_096;
+        guest.counters.exits += 3 * 4_096;
+        guest.counters.system_time += Duration::from_millis(300);
+        guest.meter.forget_latest();
+        // Its first touches were before the tick that was lost: the interval since then has few new pages.
+        assert_eq!(guest.step(4_096, 4_096, 4_096 * 25, 0), assumed(Paging::Shadow));
+        assert_eq!(guest.step(8_192, 8_192, 8_192 * 20, 0).time, Duration::from_micros(20));
     }
 
     #[test]

@@ -341,6 +341,7 @@ impl Sampling {
                 }
                 Err(error) => {
                     tracing::debug!("{}: price of a fault: {error}", vm.id);
+                    self.fault_meter.forget_latest();
                     *report.sensor_failures.entry("fault_price").or_default() += 1;
                 }
             }

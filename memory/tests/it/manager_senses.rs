@@ -371,6 +371,7 @@ fn counters_that_cannot_be_read_are_counted_and_read_again_at_the_next_tick() {
     assert_eq!(report.sensor_failures.get("fault_price"), Some(&1), "{:?}", report.sensor_failures);
     let price = report.fault_prices[&VmId(0)];
     assert_eq!((price.time, price.source), (Duration::from_micros(25), PriceSource::Refaults));
+    assert_eq!(price.faults, 4 * 4096, "no interval reaches over the tick without counters");
 }
 
 #[test]
