@@ -209,6 +209,20 @@ fn a_linux_guest_sees_its_cells_on_the_nodes_that_it_was_given_in_the_lab() {
     );
 }
 
+#[test]
+fn windows_on_folios_between_both_page_sizes_are_on_base_pages_in_the_lab() {
+    if !has_lab(LabKernel::Newest) {
+        return;
+    }
+    let executable = built(&["test", "--no-run", "-p", "wideleaf-memory", "--test", "it"], true);
+    // With `always`, the lab's setting, the kernel would make one huge page of the window.
+    let command = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled && \
+        test-under-lab --test-threads 1 --nocapture mixed_sizes::";
+    let output = in_lab(LabKernel::Newest, &[(&executable, "test-under-lab")], command);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("1 passed") && !text.contains("skipped: "), "{text}");
+}
+
 /// Makes pages of 1 GiB in the lab, and asserts that the kernel does it in this way.
 fn giant_pages_are_made_in_lab(kernel: LabKernel, way: &str) {
     if !has_lab(kernel) {
@@ -572,9 +586,16 @@ fn every_mapping_is_at_its_level_in_the_lab() {
     let output = in_lab(LabKernel::Newest, &[(&wideleaf, "wideleaf")], "wideleaf doctor --mappings --format json");
     assert!(output.status.success(), "{}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // What newer kernels changed for large pages, on a kernel with all of it.
+    let capabilities = report["capabilities"].as_array().unwrap();
+    for name in ["page_tables_freed", "giant_surplus", "khugepaged_mthp"] {
+        let row = capabilities.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("no row {name}"));
+        assert_eq!(row["is_available"], true, "{row}");
+    }
     let mappings = &report["mappings"];
     assert_eq!(mappings["paging"], "npt");
     let rows = mappings["rows"].as_array().unwrap();
+    assert!(rows.iter().all(|row| row["vcpus"] == 2), "on the one processor of the lab too");
     let with = |guest: &str, expected: &str| {
         rows.iter().filter(|row| row["guest_page"] == guest && row["expected"] == expected).count()
     };
