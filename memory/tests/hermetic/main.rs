@@ -6,6 +6,7 @@ mod manager_on_the_fake_host;
 mod market_on_the_fake_host;
 mod moving_on_the_fake_mover;
 mod nodes_on_the_fake_host;
+mod pacing_on_the_fake_host;
 mod recovery_on_the_fake_host;
 mod short_of_memory_on_the_fake_host;
 mod vacating_on_the_fake_mover;
