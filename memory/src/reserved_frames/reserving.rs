@@ -118,11 +118,16 @@ impl Service for Reserving {
 impl Reserving {
     fn break_some(&mut self) {
         let now = self.host.now();
-        if now < self.next_look_at_host || self.book.queue().next().is_none() {
+        let is_any_partial = self.book.queue().next().is_some();
+        // Without one there is no next look, so the report must say so now.
+        if is_any_partial && now < self.next_look_at_host {
             return;
         }
         let by_age = self.book.partial_by_age(now);
         self.counted.count(|report| report.partial_by_age = by_age);
+        if !is_any_partial {
+            return;
+        }
         let memory = host_memory(self.host.as_ref()).inspect_err(|error| self.refused(error)).ok();
         let broken = self.book.to_break(memory, BREAKS_AT_ONCE);
         for (vm, window) in &broken {

@@ -178,6 +178,20 @@ fn a_shortage_breaks_a_few_reservations_between_answers_and_the_oldest_first() {
     assert_eq!(service.patience(), PollTimeout::NONE, "nothing is left to break");
 }
 
+#[test]
+fn the_last_partial_reservation_that_ends_leaves_none_in_the_report() {
+    let (ram, window) = (ram(1), WindowIndex::new(0));
+    let rules = ReservationRules { break_from: PerTenThousand::new(10_000), ..ALWAYS_SHORT };
+    let Some(mut service) = reserving(&ram, rules, Box::new(FileFrames::default())) else { return };
+    touch_page(&mut service, &ram, 0);
+    let partial = |service: &Reserving| service.counted.read(|report| report.partial_by_age.iter().sum::<u64>());
+    service.between_answers();
+    assert_eq!((partial(&service), service.patience() == PollTimeout::NONE), (1, false));
+    service.give_back(VmId(0), window, set_of([0])).expect("it can be punched");
+    service.between_answers();
+    assert_eq!((partial(&service), service.patience()), (0, PollTimeout::NONE), "no later look will come");
+}
+
 /// Touches the first page of a window of such a service, and waits until it has broken the reservation, if
 /// there is one.
 fn touched_with(failing: Failing) -> Option<ReservedFramesReport> {
