@@ -174,9 +174,9 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_part_of_a_save_is_an_error_that_its_client_reads() {
-        let error = unless_it_panics(|| -> Result<(), String> { panic!("no such row") }).unwrap_err();
+        let error = unless_it_panics(|| -> Result<(), String> { panic!("no such row") }).expect_err("it panics");
         assert_eq!(error, "the thread that saves panicked: no such row; this is a defect: report it");
-        assert_eq!(unless_it_panics(|| Err::<(), _>("it ends".to_owned())).unwrap_err(), "it ends");
+        assert_eq!(unless_it_panics(|| Err::<(), _>("it ends".to_owned())).expect_err("it fails"), "it ends");
         assert_eq!(unless_it_panics(|| Ok(5)), Ok(5));
     }
 }
