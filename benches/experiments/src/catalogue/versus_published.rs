@@ -116,10 +116,10 @@ impl Standing {
         match theirs.sign() {
             _ if is_within(theirs.low, theirs.high) => Standing::AsPublished,
             sign if sign != 0 && is_within(0.0, 0.0) => Standing::NoneHere,
-            _ if here == 0 => Standing::NotDecided,
-            0 => Standing::OnlyHere,
-            sign if sign != here => Standing::OppositeSign,
+            0 if here != 0 => Standing::OnlyHere,
+            sign if sign == -here && here != 0 => Standing::OppositeSign,
             _ if most < theirs.low - MARGIN_PERCENT || least > theirs.high + MARGIN_PERCENT => Standing::OtherAmount,
+            _ if here == 0 => Standing::NotDecided,
             _ => Standing::SameSign,
         }
     }
@@ -254,7 +254,8 @@ mod tests {
         assert_eq!(standing(Theirs::percent(21.6), 20.0, 27.2), Standing::SameSign);
         assert_eq!(standing(Theirs::percent(21.6), 23.8, 27.2), Standing::OtherAmount);
         assert_eq!(standing(Theirs::percent(21.6), 20.0, 23.0), Standing::AsPublished);
-        assert_eq!(standing(Theirs::percent(20.0), -5.3, 7.6), Standing::NotDecided);
+        assert_eq!(standing(Theirs::percent(5.0), -1.0, 8.0), Standing::NotDecided);
+        assert_eq!(standing(Theirs::percent(20.0), -5.3, 7.6), Standing::OtherAmount, "at most 7.6 % are saved");
     }
 
     #[test]

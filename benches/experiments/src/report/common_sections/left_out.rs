@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   BT C, guests: "only with --long: a run takes about 290 s" ─┐
-//!   CG B, guests: "only with --long: a run takes about 32 s"  ─┴▶ reason │ guests │ BT C (290 s), CG B (32 s)
+//!   CG B, guests: "only with --long: a run takes about 32 s"  ─┴▶ reason │ guests │ BT C (290 s); CG B (32 s)
 //! ```
 
 use crate::definition::{Arm, Case, Cell, Experiment, Work};
@@ -30,7 +30,7 @@ pub(super) fn section(results: &Results) -> Option<Section> {
         }
     }
     let rows: Vec<Vec<String>> =
-        groups.into_iter().map(|(reason, cells, rows)| vec![reason, cells, rows.join(", ")]).collect();
+        groups.into_iter().map(|(reason, cells, rows)| vec![reason, cells, rows.join("; ")]).collect();
     let columns = ["reason", "arms", "cases"].map(Column::text).to_vec();
     let grid = Grid { caption: "Cells without a run, by reason".into(), columns, rows };
     let is_any = !grid.rows.is_empty();
@@ -141,8 +141,8 @@ mod tests {
         assert_eq!(
             section.tables[0].rows,
             [
-                ["no free page of 1 GiB", "hugetlb-1g", "CG A, IS <A>"],
-                ["left out for time", "simulations", "CG A, IS <A>"],
+                ["no free page of 1 GiB", "hugetlb-1g", "CG A; IS <A>"],
+                ["left out for time", "simulations", "CG A; IS <A>"],
                 ["only with --long", "guests", "CG A (32 s)"],
                 ["only with --long", "guest never", "IS <A> (290 s)"],
                 ["2 threads: this host has 1 CPU", "guest auto", "IS <A>"],
