@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use wideleaf_benches::beside_qemu::program;
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
 use wideleaf_benches::shown::Shown;
 use wideleaf_control::client;
@@ -115,7 +116,8 @@ fn lists(waiting: &Waiting, list: impl Fn() -> Result<(), Ended>) -> Result<Vec<
 
 /// Runs `wideleaf list` once, as a user does.
 fn list_without_daemon() -> Result<(), Ended> {
-    let list = Command::new(program("wideleaf")?).args(["list", "--no-daemon"]).stdin(Stdio::null()).output();
+    let list =
+        Command::new(program("wideleaf", "wideleaf")?).args(["list", "--no-daemon"]).stdin(Stdio::null()).output();
     let list = list.map_err(|error| Ended::Skipped(format!("wideleaf: {error}")))?;
     let text = String::from_utf8_lossy(&list.stdout);
     match list.status.success() && text.contains("idle-0") {
@@ -153,7 +155,7 @@ impl Daemon {
             folder.display()
         );
         fs::write(&config, text).map_err(skipped)?;
-        let mut command = Command::new(program("wideleafd")?);
+        let mut command = Command::new(program("wideleafd", "wideleaf-daemon")?);
         let child = command.arg("--config").arg(config).stdin(Stdio::null()).spawn().map_err(skipped)?;
         Ok(Daemon { child, metrics })
     }
@@ -198,15 +200,6 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Path of a program, in the folder above that of this bench.
-fn program(name: &str) -> Result<PathBuf, Ended> {
-    let here = std::env::current_exe().map_err(|error| Ended::Skipped(error.to_string()))?;
-    let program = here.parent().and_then(Path::parent).map(|folder| folder.join(name));
-    let program = program.filter(|program| program.exists());
-    let build = "cargo build --release -p wideleaf -p wideleaf-daemon";
-    program.ok_or_else(|| Ended::Skipped(format!("no {name}: {build}")))
 }
 
 fn main() -> ExitCode {

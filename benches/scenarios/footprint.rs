@@ -41,7 +41,7 @@ fn experiment() -> Result<Figures, Ended> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = fs::File::create(folder.path().join("disk.img")).expect("a file");
     file.set_len(DISK_BYTES).expect("a file");
-    let (child, has_card) = start(&program()?, folder.path());
+    let (child, has_card) = start(&program("wideleaf", "wideleaf")?, folder.path());
     let mut vm = Vm(child);
     let console = BufReader::new(vm.0.stdout.take().expect("piped"));
     assert!(console.lines().map_while(Result::ok).any(|line| is_at_work(&line)), "the guest ended or did no work");

@@ -82,7 +82,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
     let (moves, rounds) = (arguments.count(0, 24)?, arguments.count(1, 6)?);
     needs_kvm()?;
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let place = Place { program: program()?, folder, runs: std::cell::Cell::new(0), waiting };
+    let place = Place { program: program("wideleaf", "wideleaf")?, folder, runs: std::cell::Cell::new(0), waiting };
     let [saves, migrations] = in_turn(&place, moves)?;
     let gups: Vec<Vec<Moved>> = (1..=rounds)
         .map(|number| round(WAYS.len(), number, |way| Moved::measure(&place, &WAYS[way])))

@@ -44,8 +44,11 @@ impl BesideQemu {
         if Command::new(QEMU).arg("--version").stdout(Stdio::null()).status().is_err() {
             return Err(Ended::Skipped(format!("{QEMU} is not installed")));
         }
-        let beside =
-            BesideQemu { program: program()?, folder: tempfile::tempdir().expect("a temporary folder"), memory };
+        let beside = BesideQemu {
+            program: program("wideleaf", "wideleaf")?,
+            folder: tempfile::tempdir().expect("a temporary folder"),
+            memory,
+        };
         wideleaf_guest_image::write_to(&beside.image()).expect("a file");
         Ok(beside)
     }
@@ -104,14 +107,14 @@ fn quiet(mut command: Command) -> Command {
     command
 }
 
-/// Path of our program's release build, in the bench's own target folder.
+/// Path of the release build of one of our programs, in the bench's own target folder; `package` is the one it is of.
 ///
 /// # Errors
 /// [`Ended::Skipped`] if there is no such file.
-pub fn program() -> Result<PathBuf, Ended> {
+pub fn program(name: &str, package: &str) -> Result<PathBuf, Ended> {
     let bench = std::env::current_exe().ok();
-    let program = bench.and_then(|bench| Some(bench.parent()?.parent()?.join("wideleaf"))).filter(|path| path.exists());
-    program.ok_or(Ended::Skipped("wideleaf is not built; run cargo build --release -p wideleaf".into()))
+    let program = bench.and_then(|bench| Some(bench.parent()?.parent()?.join(name))).filter(|path| path.exists());
+    program.ok_or_else(|| Ended::Skipped(format!("{name} is not built; run cargo build --release -p {package}")))
 }
 
 /// Values of the named results in a guest's output. The guest must have verified its result.
