@@ -24,7 +24,7 @@ pub struct Lwn;
 
 const ARMS: [(&str, &str); 5] = [
     ("base", "4 KiB pages"),
-    ("huge", "2 MiB pages"),
+    ("huge", "2 MiB pages: of the hugetlb pool for programs, transparent ones for the chase"),
     ("predicted", "prediction from the accesses alone; then the kernel on both page sizes in six pairs"),
     ("4K on Skylake-SP", "simulated, Skylake-SP: misses of the timed part on 4 KiB pages"),
     ("2M on Skylake-SP", "simulated, Skylake-SP: the same, 2 MiB pages"),
@@ -120,7 +120,7 @@ fn case(index: usize, host: &HostFacts) -> Case {
         true => Cell::Absent(format!("needs {needed} MiB: this host has {available} MiB available")),
         false => Cell::of(Job::tlbcost(arguments, seconds)),
     };
-    let run = [Pages::Base, Pages::Thp].map(|pages| program(name).native(pages, host));
+    let run = [Pages::Base, Pages::Hugetlb].map(|pages| program(name).native(pages, host));
     let simulated = ["4k", "2m"].map(|page| {
         let accesses = Accesses::Generated { stream: stream.into(), scale };
         Cell::of(Job::simulation(accesses, SIMULATED.0, page, SIMULATED.1))

@@ -40,7 +40,7 @@ const ROWS: [Row; 5] = [
 
 const ARMS: [(&str, &str); 6] = [
     ("4K", "4 KiB pages"),
-    ("2M", "transparent huge pages of 2 MiB from the start"),
+    ("2M", "2 MiB pages of the hugetlb pool from the start"),
     ("4K on Opteron", "simulated, Opteron 270: the first thread, one iteration times all, 4 KiB pages"),
     ("2M on Opteron", "simulated, Opteron 270: the same, 2 MiB pages"),
     ("4K on Xeon", "simulated, half a core of the Xeon: the first thread, one iteration times all, 4 KiB pages"),
@@ -153,7 +153,7 @@ const SHARED: &str = " sharing ";
 
 fn case(row: &Row, threads: u32, host: &HostFacts) -> Case {
     let program = program(row.run);
-    let run = [Pages::Base, Pages::Thp].map(|pages| match program.native_on(pages, threads, host) {
+    let run = [Pages::Base, Pages::Hugetlb].map(|pages| match program.native_on(pages, threads, host) {
         Cell::Job(_) if threads >= LONG_FROM_THREADS && !host.wants_long_runs => program.only_with_long(),
         cell => cell,
     });
