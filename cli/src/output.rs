@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
-use wideleaf_run::place::{NamedPlace, is_standard_output};
+use wideleaf_run::output_file::{OutputFile, is_standard_output};
 use wideleaf_run::queued::PIECE;
 
 use crate::options::FormatArg;
@@ -28,7 +28,7 @@ pub enum Place {
     /// Standard output: a reader that has gone away is not an error.
     StandardOutput,
     /// A place that an option named.
-    Named(NamedPlace),
+    Named(OutputFile),
 }
 
 impl Output {
@@ -74,7 +74,7 @@ impl Place {
         if is_standard_output(path) {
             return Ok(Place::StandardOutput);
         }
-        NamedPlace::open(option, path).map(Place::Named)
+        OutputFile::open(option, path).map(Place::Named)
     }
 
     /// Writes the whole text.

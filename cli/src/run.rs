@@ -17,7 +17,7 @@ use wideleaf_run::guardian::cgroup::HeldCgroup;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::migration::{Address, Incoming};
 use wideleaf_run::outcome::verdict;
-use wideleaf_run::place::{is_standard_output, refuse_standard_output};
+use wideleaf_run::output_file::{is_standard_output, refuse_standard_output};
 use wideleaf_run::report::RunReport;
 use wideleaf_run::same_file::refuse_one_file_for_two;
 use wideleaf_run::spec::{DeviceSpec, RunSpec};

@@ -26,7 +26,7 @@ use wideleaf_run::environment::Environment;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::guest;
 use wideleaf_run::interrupts::Interrupts;
-use wideleaf_run::place::NamedPlace;
+use wideleaf_run::output_file::OutputFile;
 
 use crate::options::FormatArg;
 use crate::output::{Output, end_of_both};
@@ -151,14 +151,14 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
 }
 
 /// Opens the place for the saved measurement.
-fn open_place(file: Option<&Path>) -> Result<(NamedPlace, PathBuf), Failure> {
+fn open_place(file: Option<&Path>) -> Result<(OutputFile, PathBuf), Failure> {
     let path = file.map_or_else(|| Path::new("/").join(SAVED_AT), Path::to_owned);
     if let (None, Some(folder)) = (file, path.parent()) {
         let cannot =
             |error| Failure::Output(format!("cannot make {}: {error} (needs root, or --save=FILE)", folder.display()));
         fs::create_dir_all(folder).map_err(cannot)?;
     }
-    Ok((NamedPlace::open("--save", &path)?, path))
+    Ok((OutputFile::open("--save", &path)?, path))
 }
 
 impl TlbCostArgs {
@@ -216,7 +216,7 @@ impl TlbCostReport {
         (self.walk_cost, self.walk_cost_note) = (chosen.to_string(), chosen.note);
     }
 
-    fn save(&mut self, place: NamedPlace, path: PathBuf) -> Result<(), Failure> {
+    fn save(&mut self, place: OutputFile, path: PathBuf) -> Result<(), Failure> {
         place.put((self.to_save(saved_in(&path).as_ref())? + "\n").as_bytes())?;
         self.saved = Some(path);
         self.choose_walk_cost();
@@ -328,7 +328,7 @@ mod tests {
                 walk_ticks: Some(agreement::Spread::of([55.0])),
                 ..CellReport::new(Cell { guest: Some(PageSize::Base4K), host: PageSize::Base4K })
             }];
-            report.save(NamedPlace::open("--save", &path).expect("a place"), path.clone()).expect("saved");
+            report.save(OutputFile::open("--save", &path).expect("a place"), path.clone()).expect("saved");
             saved_in(&path).expect("a measurement").cycles
         };
         let merged = [[Some(55), Some(30), None], [None; 3], [None, None, Some(9)]];

@@ -4,7 +4,7 @@
 //! ```text
 //!   a thread touches a missing page, and waits                    background: recorded order, heat, address
 //!        │                                                             │
-//!        └──────────────▶ claim the window (board.rs: one thread each) ◀┘
+//!        └─────────────▶ claim the window (window_states.rs: one thread) ◀┘
 //!                                  │
 //!               large              ▼               sparse
 //!        ┌────────────── how was it, is it worth it? ──────────────┐
@@ -65,11 +65,10 @@ use crate::host::{Host, HostError};
 use crate::region::{GuestRam, RamHasOwner};
 pub use crate::sys::userfaultfd::UserfaultfdError;
 
-mod board;
-mod door;
+mod background;
 mod filling;
+mod kernel_calls;
 pub mod mapped;
-mod pace;
 mod preparing;
 mod report;
 mod rows;
@@ -77,12 +76,13 @@ mod shared;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod window_states;
 mod worker;
 
-pub use pace::Background;
+pub use background::Background;
 pub use report::{FillFailure, Progress, RestoreReport};
 
-use door::LinuxDoor;
+use kernel_calls::LinuxCalls;
 use preparing::{Contents, check_backing, open, prepare};
 use shared::Shared;
 
@@ -274,7 +274,7 @@ pub struct GuestIsGone;
 /// such threads to end says so: [`Restorer::abandon`].
 pub struct Restorer {
     shared: Arc<Shared>,
-    door: Weak<LinuxDoor>,
+    kernel: Weak<LinuxCalls>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -293,8 +293,8 @@ impl Restorer {
         saved: Arc<dyn SavedRam>,
         config: RestoreConfig,
     ) -> Result<Restorer, RestoreError> {
-        let (shared, door) = prepare(ram, saved, config, Contents::None)?;
-        Restorer::start_threads(Arc::new(shared), Arc::new(door))
+        let (shared, kernel) = prepare(ram, saved, config, Contents::None)?;
+        Restorer::start_threads(Arc::new(shared), Arc::new(kernel))
     }
 
     /// The same for anonymous RAM that has contents already, except for the stored pages: what RAM has in their place
@@ -311,8 +311,8 @@ impl Restorer {
         saved: Arc<dyn SavedRam>,
         config: RestoreConfig,
     ) -> Result<Restorer, RestoreError> {
-        let (shared, door) = prepare(ram, saved, config, Contents::Others)?;
-        Restorer::start_threads(Arc::new(shared), Arc::new(door))
+        let (shared, kernel) = prepare(ram, saved, config, Contents::Others)?;
+        Restorer::start_threads(Arc::new(shared), Arc::new(kernel))
     }
 
     /// Whether [`Restorer::start_partial`] works with this RAM on this host, as far as that is known before.
@@ -336,13 +336,13 @@ impl Restorer {
         check_backing(ram)
     }
 
-    fn start_threads(shared: Arc<Shared>, door: Arc<LinuxDoor>) -> Result<Restorer, RestoreError> {
-        let mut restorer = Restorer { shared, door: Arc::downgrade(&door), threads: Vec::new() };
-        if restorer.shared.board.left() == 0 {
-            restorer.shared.finish(door.as_ref());
+    fn start_threads(shared: Arc<Shared>, kernel: Arc<LinuxCalls>) -> Result<Restorer, RestoreError> {
+        let mut restorer = Restorer { shared, kernel: Arc::downgrade(&kernel), threads: Vec::new() };
+        if restorer.shared.states.left() == 0 {
+            restorer.shared.finish(kernel.as_ref());
         } else {
             for number in 0..restorer.shared.workers() {
-                let started = worker::start(number, restorer.shared.clone(), door.clone());
+                let started = worker::start(number, restorer.shared.clone(), kernel.clone());
                 match started {
                     Ok(thread) => restorer.threads.push(thread),
                     Err(error) => {
@@ -397,9 +397,9 @@ impl Restorer {
     /// They read zeroes where contents are missing.
     pub fn abandon(mut self, _: GuestIsGone) -> RestoreReport {
         self.end();
-        let registered = self.shared.board.close();
-        if let Some(door) = self.door.upgrade() {
-            self.shared.let_go_of(door.as_ref(), &registered);
+        let registered = self.shared.states.close();
+        if let Some(kernel) = self.kernel.upgrade() {
+            self.shared.let_go_of(kernel.as_ref(), &registered);
         }
         registered.iter().for_each(|row| self.shared.ram.claims().filled(self.shared.rows.window(*row)));
         self.shared.has_let_go();
@@ -442,11 +442,11 @@ impl Drop for Restorer {
     fn drop(&mut self) {
         // Kept until it is known that no window is registered any more: with the last holder the userfaultfd is closed,
         // and waiting threads would continue with zeroes.
-        let door = self.door.upgrade();
-        self.shared.board.close();
+        let kernel = self.kernel.upgrade();
+        self.shared.states.close();
         self.end();
         if !self.shared.has_all_let_go() {
-            std::mem::forget(door);
+            std::mem::forget(kernel);
         }
     }
 }

@@ -42,7 +42,7 @@ use crate::guest::{self, Fill, GuestPlan, Outside, RunningGuest};
 use crate::interrupts::Interrupts;
 use crate::migration::Incoming;
 use crate::outcome::{Ended, Judged, judge};
-use crate::place::NamedPlace;
+use crate::output_file::OutputFile;
 use crate::policy_switch::PolicySwitch;
 use crate::recording::QueuedFile;
 use crate::registered::Registered;
@@ -167,7 +167,7 @@ impl<'a> Prepared<'a> {
             serve_lines(&*front, None)?;
         }
         let (walk, config) = (walk_cost(), manager_config());
-        let record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
+        let record = spec.record.as_deref().map(|path| OutputFile::open("--record", path)).transpose()?;
         let opened = Devices::open(&spec.devices, spec.memory, incoming.is_some(), &*front)?;
         let (devices, watched, held) = opened.hand_over();
         ram::check_size(spec)?;
@@ -226,7 +226,7 @@ impl<'a> Prepared<'a> {
             ram::prefault_all(&host, &ram, &*front, interrupts)?;
         }
         // The sandbox allows what is opened and asked of the host from here on.
-        let record = record.map(NamedPlace::begin).transpose()?;
+        let record = record.map(OutputFile::begin).transpose()?;
         let progress: Arc<dyn Progress> = match spec.console {
             Console::Bytes => Arc::new(Hidden),
             Console::Lines | Console::Nothing => front.progress(Work::Guest(&spec.workload_name())),

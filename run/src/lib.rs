@@ -26,7 +26,7 @@ pub mod migration;
 pub mod native;
 pub mod numa;
 pub mod outcome;
-pub mod place;
+pub mod output_file;
 pub mod policy_switch;
 pub mod queued;
 mod ram;

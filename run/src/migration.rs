@@ -35,7 +35,7 @@
 //!                                   ◀──────────── welcome, wishes for what has not come
 //! ```
 //!
-//! `serving` sends what is missing, `far` asks for it, and `completing` puts it in place; `kept` and
+//! `serving` sends what is missing, `remote_ram` asks for it, and `completing` puts it in place; `kept` and
 //! `recovering` are about another connection at the source, `offer` at the target. `frames` has the form of the
 //! messages, `link` sends and receives them with time limits, `handover` decides which of the two may run the guest,
 //! `source` and `target` are the two sides, `wire` is the source's connection, `placing` fills RAM, `address` connects
@@ -50,7 +50,6 @@ use crate::spec::RunSpec;
 
 mod address;
 mod completing;
-mod far;
 mod frames;
 mod handover;
 pub(crate) mod kept;
@@ -58,6 +57,7 @@ mod link;
 mod offer;
 mod placing;
 pub(crate) mod recovering;
+mod remote_ram;
 mod serving;
 pub(crate) mod source;
 mod target;

@@ -26,7 +26,7 @@ use wideleaf::output::{Output, end_of_both};
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
-use wideleaf_run::place::NamedPlace;
+use wideleaf_run::output_file::OutputFile;
 
 pub mod archive;
 pub mod results;
@@ -125,7 +125,7 @@ fn make(args: &LinuxArgs) -> Result<(), Failure> {
     let workload = Workload::new(args.bench.as_deref(), &args.exec)?;
     // In this order: once the temporary file exists, a signal no longer ends this process without removing it.
     let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
-    let place = NamedPlace::open("--output", &args.output)?;
+    let place = OutputFile::open("--output", &args.output)?;
     let archive = archive::initramfs(&workload)?;
     interrupts.check()?;
     place.put(&archive)

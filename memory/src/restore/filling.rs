@@ -8,11 +8,11 @@ use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Hva, PageSet, PageSize, PerTenThousand, WindowIndex};
 
 use super::SavedWindow;
-use super::board::{Mapping, Settled};
-use super::door::Door;
+use super::kernel_calls::KernelCalls;
 use super::rows::Row;
 use super::shared::Shared;
 use super::slots::{Prepared, clear_others};
+use super::window_states::{Mapping, Settled};
 use crate::backing::BackingKind;
 use crate::host::Host;
 use crate::sys::fill_slot::FillSlot;
@@ -64,7 +64,7 @@ pub(super) struct Placed {
 /// Everything for placing one window.
 pub(super) struct Filling<'a> {
     pub shared: &'a Shared,
-    pub door: &'a dyn Door,
+    pub kernel: &'a dyn KernelCalls,
     pub row: Row,
     pub window: WindowIndex,
     pub saved: SavedWindow,
@@ -91,13 +91,13 @@ impl Filling<'_> {
     /// Error of the kernel, which had no memory for the pages for seconds. The pages that are there are right; the
     /// window is still registered.
     pub(super) fn place(&self, prepared: &mut Prepared) -> io::Result<Placed> {
-        let may_cut = self.shared.board.may_cut();
+        let may_cut = self.shared.states.may_cut();
         let mut refused = 0;
         let mut is_marked = false;
         if prepared.is_huge {
-            is_marked = may_cut && self.door.allow_huge(self.window).is_ok();
+            is_marked = may_cut && self.kernel.allow_huge(self.window).is_ok();
             // Without it the contents are right all the same.
-            refused += u64::from(self.door.drop_page_table(self.window).is_err());
+            refused += u64::from(self.kernel.drop_page_table(self.window).is_err());
         }
         let moved = if prepared.is_huge { self.move_in(&prepared.slot) } else { 0..0 };
         let was_moved = moved == ALL;
@@ -111,7 +111,7 @@ impl Filling<'_> {
 
     /// Moves all pages in. Returns those that were moved before the kernel refused one, if it did.
     fn move_in(&self, slot: &FillSlot) -> Range<u16> {
-        let moved = in_steps(self.shared, ALL, |pages| self.door.move_in(slot, self.window, pages));
+        let moved = in_steps(self.shared, ALL, |pages| self.kernel.move_in(slot, self.window, pages));
         match moved {
             Ok(()) => ALL,
             Err((page, error)) => {
@@ -154,14 +154,18 @@ impl Filling<'_> {
     /// Copies as many of these pages as one call is to copy.
     fn copy_some(&self, slot: &FillSlot, pages: Range<u16>) -> io::Result<u16> {
         let end = if self.shared.config.is_page_by_page { pages.start + 1 } else { pages.end };
-        self.door.copy_in(slot, self.window, pages.start..end)
+        self.kernel.copy_in(slot, self.window, pages.start..end)
     }
 
     /// Lets the kernel answer the window's touches, which wakes its threads. If that would take a mapping too many, the
     /// window is kept: the caller settles it first and then wakes its threads. A thread that was woken before would
     /// touch a hole again, and its message would be taken for one of a window that another thread is about to fill.
     pub(super) fn let_go(&self, may_cut: bool, mapping: Mapping) -> Settled {
-        if may_cut && self.door.let_go(self.start(), WINDOW).is_ok() { Settled::LetGo(mapping) } else { Settled::Kept }
+        if may_cut && self.kernel.let_go(self.start(), WINDOW).is_ok() {
+            Settled::LetGo(mapping)
+        } else {
+            Settled::Kept
+        }
     }
 }
 

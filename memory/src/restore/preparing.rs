@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use wideleaf_policies::{Bytes, PageSize, PerTenThousand, WindowIndex};
 
-use super::board::{Board, Mapping};
-use super::door::LinuxDoor;
+use super::kernel_calls::LinuxCalls;
 use super::report::{Progress, RestoreReport};
 use super::rows::{Row, Rows, STRETCHES_MAX};
 use super::shared::Shared;
+use super::window_states::{Mapping, WindowStates};
 use super::{RestoreConfig, RestoreError, SavedRam, SavedWindow};
 use crate::backing::BackingKind;
 use crate::faults::Counted;
@@ -37,7 +37,7 @@ pub(super) fn prepare(
     saved: Arc<dyn SavedRam>,
     config: RestoreConfig,
     contents: Contents,
-) -> Result<(Shared, LinuxDoor), RestoreError> {
+) -> Result<(Shared, LinuxCalls), RestoreError> {
     let host = LinuxHost::open()?;
     check_backing(&ram)?;
     if config.is_page_by_page && ram.backing().kind() == BackingKind::Hugetlb {
@@ -64,33 +64,33 @@ pub(super) fn prepare(
     }
     let (uffd, can_move) = open(&ram)?;
     let can_move = can_move && config.may_move && !config.is_page_by_page;
-    let door = LinuxDoor { uffd, pagemap, ram: ram.clone() };
-    check_free(&door, &rows)?;
+    let kernel = LinuxCalls { uffd, pagemap, ram: ram.clone() };
+    check_free(&kernel, &rows)?;
     match contents {
-        Contents::None => join_mappings(&door, &host)?,
-        Contents::Others => drop_stored(&door, &host, &rows, &*saved)?,
+        Contents::None => join_mappings(&kernel, &host)?,
+        Contents::Others => drop_stored(&kernel, &host, &rows, &*saved)?,
     }
-    register(&door, &host, &rows, &stretches)?;
+    register(&kernel, &host, &rows, &stretches)?;
 
     let other = if ram.backing().start_page() == PageSize::Base4K { Mapping::Base } else { Mapping::Huge };
     let firsts = ram.ranges().iter().filter_map(|range| rows.row_at(range.hva)).collect();
-    let board = Board::new(rows.count(), firsts, &stretches, |row| stored[row] > 0, other);
+    let states = WindowStates::new(rows.count(), firsts, &stretches, |row| stored[row] > 0, other);
     let registered: usize = stretches.iter().map(Range::len).sum();
     let progress = Progress {
-        stored_windows: board.left() as u64,
+        stored_windows: states.left() as u64,
         stored_bytes: PageSize::Base4K.bytes() * stored.iter().map(|pages| u64::from(*pages)).sum::<u64>(),
         ..Progress::default()
     };
-    let zero_windows = (registered - board.left()) as u64;
+    let zero_windows = (registered - states.left()) as u64;
     let counted = Counted::<RestoreReport>::default();
     counted.count(|report| {
         *report = RestoreReport { progress, zero_windows, stretches: stretches.len() as u64, ..report.clone() };
     });
-    let shared = Shared::new(ram, rows, saved, heats, board, host, counted, can_move, config);
+    let shared = Shared::new(ram, rows, saved, heats, states, host, counted, can_move, config);
     let shared = shared.map_err(RestoreError::Thread)?;
     let windows = stretches.into_iter().flatten().map(|row| shared.rows.window(row));
     shared.ram.claims().begin_filling(windows);
-    Ok((shared, door))
+    Ok((shared, kernel))
 }
 
 pub(super) fn host_error(what: &'static str) -> impl Fn(io::Error) -> HostError {
@@ -140,35 +140,35 @@ fn refused(window: WindowIndex, bytes: Bytes) -> impl Fn(io::Error) -> RestoreEr
 }
 
 /// Whether another service has a part of RAM, before a page is touched that this service would answer.
-fn check_free(door: &LinuxDoor, rows: &Rows) -> Result<(), RestoreError> {
-    for range in door.ram.ranges() {
+fn check_free(kernel: &LinuxCalls, rows: &Rows) -> Result<(), RestoreError> {
+    for range in kernel.ram.ranges() {
         let (row, bytes) = (rows.row_at(range.hva).expect("it is RAM"), range.gpa.bytes());
-        let registered = door.uffd.register(range.hva, bytes, mode(&door.ram));
+        let registered = kernel.uffd.register(range.hva, bytes, mode(&kernel.ram));
         registered.map_err(refused(rows.window(row), bytes))?;
-        door.uffd.unregister(range.hva, bytes).map_err(host_error("UFFDIO_UNREGISTER"))?;
+        kernel.uffd.unregister(range.hva, bytes).map_err(host_error("UFFDIO_UNREGISTER"))?;
     }
     Ok(())
 }
 
 /// A page for a moment in each range of empty RAM: all parts of the range then have the same `anon_vma` (mm/rmap.c),
 /// without which the mappings into which it is cut would never merge again.
-fn join_mappings(door: &LinuxDoor, host: &LinuxHost) -> Result<(), RestoreError> {
-    if door.ram.backing().kind() != BackingKind::Anon {
+fn join_mappings(kernel: &LinuxCalls, host: &LinuxHost) -> Result<(), RestoreError> {
+    if kernel.ram.backing().kind() != BackingKind::Anon {
         return Ok(());
     }
-    for range in door.ram.ranges() {
+    for range in kernel.ram.ranges() {
         host.advise(range.hva, PageSize::Base4K.bytes(), Advice::PopulateWrite)?;
-        let first = door.ram.window(WindowIndex::containing(range.gpa.start()));
+        let first = kernel.ram.window(WindowIndex::containing(range.gpa.start()));
         first.discard().map_err(host_error("madvise(MADV_DONTNEED)"))?;
     }
     Ok(())
 }
 
 /// Drops what RAM has in the place of the stored pages.
-fn drop_stored(door: &LinuxDoor, host: &LinuxHost, rows: &Rows, saved: &dyn SavedRam) -> Result<(), RestoreError> {
+fn drop_stored(kernel: &LinuxCalls, host: &LinuxHost, rows: &Rows, saved: &dyn SavedRam) -> Result<(), RestoreError> {
     for window in rows.windows() {
         let SavedWindow { pages, has_others, .. } = saved.window(window);
-        let whole = door.ram.window(window);
+        let whole = kernel.ram.window(window);
         if pages.is_empty() {
             continue;
         }
@@ -188,14 +188,14 @@ fn drop_stored(door: &LinuxDoor, host: &LinuxHost, rows: &Rows, saved: &dyn Save
 }
 
 /// Registers the stretches. An error leaves none registered: the userfaultfd is closed.
-fn register(door: &LinuxDoor, host: &LinuxHost, rows: &Rows, stretches: &[Range<Row>]) -> Result<(), RestoreError> {
-    let ram = &door.ram;
+fn register(kernel: &LinuxCalls, host: &LinuxHost, rows: &Rows, stretches: &[Range<Row>]) -> Result<(), RestoreError> {
+    let ram = &kernel.ram;
     for stretch in stretches {
         let (start, bytes) = rows.place(stretch);
         if ram.backing().start_page() != PageSize::Base4K && ram.backing().kind() == BackingKind::Anon {
             host.advise(start, bytes, Advice::NoHugePage)?;
         }
-        door.uffd.register(start, bytes, mode(ram)).map_err(refused(rows.window(stretch.start), bytes))?;
+        kernel.uffd.register(start, bytes, mode(ram)).map_err(refused(rows.window(stretch.start), bytes))?;
     }
     Ok(())
 }

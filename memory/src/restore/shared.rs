@@ -8,11 +8,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use wideleaf_policies::{Bytes, Moment, PerTenThousand, WindowIndex};
 
-use super::board::Board;
-use super::door::Door;
-use super::pace::{Background, Pace};
+use super::background::{Background, Pace};
+use super::kernel_calls::KernelCalls;
 use super::report::{FillFailure, FirstTouches, RestoreReport};
 use super::rows::{Row, Rows};
+use super::window_states::WindowStates;
 use super::{RestoreConfig, SavedRam};
 use crate::faults::Counted;
 use crate::host::Host;
@@ -30,12 +30,13 @@ const BACKGROUND_LOOKS_EVERY: Duration = Duration::from_millis(2);
 /// page tables.
 const TABLES_STAY_AFTER: u32 = 3;
 
-/// Parts of a restore that all threads use. The door is not among them: it is closed when the last thread ends.
+/// Parts of a restore that all threads use. The kernel calls are not among them: their descriptors are closed when
+/// the last thread ends.
 pub(super) struct Shared {
     pub ram: Arc<GuestRam>,
     pub rows: Rows,
     pub saved: Arc<dyn SavedRam>,
-    pub board: Board,
+    pub states: WindowStates,
     pub host: LinuxHost,
     pub counted: Counted<RestoreReport>,
     pub config: RestoreConfig,
@@ -64,7 +65,7 @@ impl Shared {
         rows: Rows,
         saved: Arc<dyn SavedRam>,
         heats: Vec<PerTenThousand>,
-        board: Board,
+        states: WindowStates,
         host: LinuxHost,
         counted: Counted<RestoreReport>,
         can_move: bool,
@@ -75,7 +76,7 @@ impl Shared {
             ram,
             rows,
             saved,
-            board,
+            states,
             host,
             counted,
             can_move,
@@ -165,7 +166,7 @@ impl Shared {
 
     /// Rows in the order of the background.
     pub(super) fn order(&self) -> Vec<u32> {
-        super::pace::order(&self.rows, &self.config.first, &self.heats)
+        super::background::order(&self.rows, &self.config.first, &self.heats)
     }
 
     /// A window cannot be filled. Names it, to the caller too.
@@ -219,44 +220,44 @@ impl Shared {
 
     /// Lets rows go in as few calls as possible, and wakes all threads that wait there. An error is harmless once the
     /// descriptor is closed.
-    pub(super) fn let_go_of(&self, door: &dyn Door, rows: &[Row]) {
+    pub(super) fn let_go_of(&self, kernel: &dyn KernelCalls, rows: &[Row]) {
         for stretch in self.rows.stretches(|row| rows.binary_search(&row).is_ok()) {
             let (start, bytes) = self.rows.place(&stretch);
-            if let Err(error) = door.let_go(start, bytes) {
+            if let Err(error) = kernel.let_go(start, bytes) {
                 tracing::warn!("cannot let {bytes} of RAM at {start} go yet: {error}");
-                let _ = door.wake(start, bytes);
+                let _ = kernel.wake(start, bytes);
             }
         }
     }
 
     /// Lets the windows go that are still registered though they have their contents. A window that is being placed
     /// meanwhile is not among them: its thread calls this again ([`Shared::let_go_if_done`]).
-    fn let_rest_go(&self, door: &dyn Door) {
-        let rest = self.board.rest_to_let_go();
-        self.let_go_of(door, &rest);
+    fn let_rest_go(&self, kernel: &dyn KernelCalls) {
+        let rest = self.states.rest_to_let_go();
+        self.let_go_of(kernel, &rest);
         rest.iter().for_each(|row| self.ram.claims().filled(self.rows.window(*row)));
     }
 
     /// Lets a window go that was kept after the restore had ended, if that is so. The end comes before the look at the
     /// rest, and the window was settled before this call: one of the two sees it.
-    pub(super) fn let_go_if_done(&self, door: &dyn Door) {
+    pub(super) fn let_go_if_done(&self, kernel: &dyn KernelCalls) {
         if self.is_done() {
-            self.let_rest_go(door);
+            self.let_rest_go(kernel);
         }
     }
 
     /// Ends the restore if no stored window is left: once.
-    pub(super) fn finish_if_done(&self, door: &dyn Door) {
-        if self.board.left() == 0 && !self.is_done.swap(true, Ordering::SeqCst) {
-            self.finish(door);
+    pub(super) fn finish_if_done(&self, kernel: &dyn KernelCalls) {
+        if self.states.left() == 0 && !self.is_done.swap(true, Ordering::SeqCst) {
+            self.finish(kernel);
         }
     }
 
     /// Lets all other windows go. The threads end.
-    pub(super) fn finish(&self, door: &dyn Door) {
+    pub(super) fn finish(&self, kernel: &dyn KernelCalls) {
         let took = self.since_start();
         self.is_done.store(true, Ordering::SeqCst);
-        self.let_rest_go(door);
+        self.let_rest_go(kernel);
         let failed = self.counted.read(|report| report.progress.failed_windows);
         self.counted.count(|report| report.all_filled = Some(took));
         if failed == 0 {

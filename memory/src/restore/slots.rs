@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use wideleaf_policies::{Moment, PageSet, PageSize, WindowIndex};
 
-use super::door::Door;
+use super::kernel_calls::KernelCalls;
 use crate::numa::placement::Source;
 use crate::sys::fill_slot::FillSlot;
 use crate::sys::mapping::MapError;
@@ -47,14 +47,14 @@ impl Slots {
         &mut self,
         wants_huge: bool,
         window: WindowIndex,
-        door: &dyn Door,
+        kernel: &dyn KernelCalls,
         now: Moment,
     ) -> Result<Prepared, MapError> {
-        let source = door.source_of(window);
+        let source = kernel.source_of(window);
         self.latest = source;
         if wants_huge {
             if self.ready_of(source).is_none() {
-                self.make_ready(source, door, now)?;
+                self.make_ready(source, kernel, now)?;
             }
             if let Some(at) = self.ready_of(source) {
                 let (slot, _) = self.ready.remove(at);
@@ -81,21 +81,21 @@ impl Slots {
     }
 
     /// Makes one more huge page ready, if one is missing. Returns whether one was made.
-    pub(super) fn refill(&mut self, door: &dyn Door, now: Moment) -> bool {
+    pub(super) fn refill(&mut self, kernel: &dyn KernelCalls, now: Moment) -> bool {
         let before = self.ready.len();
-        before < READY_MAX && self.make_ready(self.latest, door, now).is_ok() && self.ready.len() > before
+        before < READY_MAX && self.make_ready(self.latest, kernel, now).is_ok() && self.ready.len() > before
     }
 
-    fn make_ready(&mut self, source: Source, door: &dyn Door, now: Moment) -> Result<(), MapError> {
+    fn make_ready(&mut self, source: Source, kernel: &dyn KernelCalls, now: Moment) -> Result<(), MapError> {
         if now < self.no_huge_page_before {
             return Ok(());
         }
         if self.ready.len() >= READY_MAX {
             self.ready.remove(0); // all are of other nodes
         }
-        let slot = self.placed_slot(source, door)?;
+        let slot = self.placed_slot(source, kernel)?;
         slot.populate();
-        if door.is_huge(slot.piece().start()).unwrap_or(false) {
+        if kernel.is_huge(slot.piece().start()).unwrap_or(false) {
             self.ready.push((slot, source));
         } else {
             // The slot goes too: on an older kernel its page table would stay, and it would never be huge again.
@@ -105,13 +105,13 @@ impl Slots {
     }
 
     /// An empty slot that gets its pages from this source.
-    fn placed_slot(&mut self, source: Source, door: &dyn Door) -> Result<FillSlot, MapError> {
+    fn placed_slot(&mut self, source: Source, kernel: &dyn KernelCalls) -> Result<FillSlot, MapError> {
         let (slot, placed_by) = match self.empty.pop() {
             Some((slot, placed_by)) => (slot, Some(placed_by)),
             None => (FillSlot::map()?, None),
         };
         if placed_by != Some(source) {
-            let placed = door.place(&slot, source);
+            let placed = kernel.place(&slot, source);
             placed.map_err(|source| MapError::Call { call: "mbind of memory for a window", source })?;
         }
         Ok(slot)

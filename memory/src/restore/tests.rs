@@ -48,9 +48,9 @@ enum Call {
     IsHuge,
 }
 
-/// The real door, except that some uses of one call fail before they reach the kernel.
+/// The real calls, except that some uses of one call fail before they reach the kernel.
 struct Failing {
-    real: LinuxDoor,
+    real: LinuxCalls,
     call: Call,
     /// Number of the next uses that fail.
     times: Mutex<u32>,
@@ -68,7 +68,7 @@ impl Failing {
     }
 }
 
-impl door::Door for Failing {
+impl kernel_calls::KernelCalls for Failing {
     fn next_touch(&self) -> io::Result<Option<Hva>> {
         self.pass(Call::NextTouch)?;
         self.real.next_touch()
@@ -132,7 +132,7 @@ fn ram() -> Arc<GuestRam> {
     GuestRam::map(&[GpaRange::new(Gpa::new(0), mib(8)).expect("fits")], backing).expect("addresses")
 }
 
-/// Restores four windows through a door that fails, while two threads read all of them.
+/// Restores four windows through calls of the kernel that fail, while two threads read all of them.
 fn restore(call: Call, times: u32, errno: i32, may_move: bool) -> Option<RestoreReport> {
     restore_with(
         RestoreConfig { may_move, background: Background::Off, ..RestoreConfig::default() },
@@ -154,11 +154,11 @@ fn restore_with(config: RestoreConfig, call: Call, times: u32, errno: i32) -> Op
         }
         Err(error) => panic!("{error}"),
     };
-    let (shared, door) = (Arc::new(shared), Arc::new(Failing { real, call, times: Mutex::new(times), errno }));
+    let (shared, kernel) = (Arc::new(shared), Arc::new(Failing { real, call, times: Mutex::new(times), errno }));
     let workers: Vec<_> = (0..shared.workers())
-        .map(|number| worker::start(number, shared.clone(), door.clone()).expect("a thread"))
+        .map(|number| worker::start(number, shared.clone(), kernel.clone()).expect("a thread"))
         .collect();
-    drop(door);
+    drop(kernel);
     let words = ram.words(ram.ranges()[0]);
     let read = |window: u64, page: usize| words[(window as usize * 512 + page) * 512].load(Ordering::Relaxed);
     std::thread::scope(|scope| {

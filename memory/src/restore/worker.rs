@@ -22,13 +22,13 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use wideleaf_policies::{Hva, Moment, OutcomeResult, PageSize, Refusal, Skip};
 
-use super::board::{Claim, Mapping, Settled, Touched, Worker};
-use super::door::Door;
+use super::background::Background;
 use super::filling::{Filling, in_steps, place_of, wants_huge};
-use super::pace::Background;
+use super::kernel_calls::KernelCalls;
 use super::rows::Row;
 use super::shared::Shared;
 use super::slots::Slots;
+use super::window_states::{Claim, Mapping, Settled, Touched, Worker};
 use crate::actuators::collapse::collapse_window;
 use crate::backing::BackingKind;
 use crate::host::Host;
@@ -45,15 +45,15 @@ const READ_ERRORS_MAX: u32 = 20;
 const COLLAPSES_MAX: u32 = 5;
 
 /// Starts a serving thread.
-pub(super) fn start<D: Door + 'static>(
+pub(super) fn start<D: KernelCalls + 'static>(
     number: Worker,
     shared: Arc<Shared>,
-    door: Arc<D>,
+    kernel: Arc<D>,
 ) -> io::Result<JoinHandle<()>> {
     let name = name(number);
     std::thread::Builder::new().name(name).spawn(move || {
         thread_starts(ThreadWork::Faults);
-        Serving { number, shared, door, slots: Slots::default(), placing: None, read_errors: 0 }.serve();
+        Serving { number, shared, kernel, slots: Slots::default(), placing: None, read_errors: 0 }.serve();
     })
 }
 
@@ -62,10 +62,10 @@ fn name(number: Worker) -> String {
     format!("restore-{number}")
 }
 
-struct Serving<D: Door + 'static> {
+struct Serving<D: KernelCalls + 'static> {
     number: Worker,
     shared: Arc<Shared>,
-    door: Arc<D>,
+    kernel: Arc<D>,
     slots: Slots,
     /// Window with pages that this thread is placing.
     placing: Option<Row>,
@@ -79,7 +79,7 @@ enum Work {
     Sleep(Duration),
 }
 
-impl<D: Door + 'static> Serving<D> {
+impl<D: KernelCalls + 'static> Serving<D> {
     /// Serves until all windows are filled. A panic is named; the thread goes on only if it is the last one.
     fn serve(mut self) {
         loop {
@@ -101,7 +101,7 @@ impl<D: Door + 'static> Serving<D> {
                 }
             }
         }
-        self.shared.board.worker_ended(self.number);
+        self.shared.states.worker_ended(self.number);
     }
 
     /// Whether this thread may end, because another one serves.
@@ -116,7 +116,7 @@ impl<D: Door + 'static> Serving<D> {
                 Work::Fill(row, claim) => self.fill(row, claim, None),
                 Work::Sleep(time) => {
                     let now = self.shared.host.now();
-                    if !self.slots.refill(self.door.as_ref(), now) && !self.collapse_one() {
+                    if !self.slots.refill(self.kernel.as_ref(), now) && !self.collapse_one() {
                         self.sleep(time)?;
                         self.look_for_overdue();
                     }
@@ -130,7 +130,7 @@ impl<D: Door + 'static> Serving<D> {
     }
 
     fn next_work(&mut self) -> io::Result<Work> {
-        match self.door.next_touch() {
+        match self.kernel.next_touch() {
             Ok(Some(page)) => {
                 self.read_errors = 0;
                 return Ok(Work::Answer(page));
@@ -142,7 +142,7 @@ impl<D: Door + 'static> Serving<D> {
                 return Ok(Work::Sleep(Duration::from_millis(1)));
             }
         }
-        let Shared { config, board, host, .. } = self.shared.as_ref();
+        let Shared { config, states, host, .. } = self.shared.as_ref();
         if config.background == Background::Off {
             return Ok(Work::Sleep(SLEEP_MAX));
         }
@@ -151,7 +151,7 @@ impl<D: Door + 'static> Serving<D> {
         if !waits.is_zero() {
             return Ok(Work::Sleep(waits.min(SLEEP_MAX)));
         }
-        match board.next_of_background(self.number, now, || self.shared.order()) {
+        match states.next_of_background(self.number, now, || self.shared.order()) {
             Some((row, claim)) => Ok(Work::Fill(row, claim)),
             None => Ok(Work::Sleep(SLEEP_MAX)),
         }
@@ -163,10 +163,11 @@ impl<D: Door + 'static> Serving<D> {
             tracing::error!("a touch at {page}, outside of all RAM");
             return;
         };
-        if self.shared.config.is_page_by_page && self.shared.board.lacks_pages(row) && self.copy_alone(row, page, now) {
+        let shared = &self.shared;
+        if shared.config.is_page_by_page && shared.states.lacks_pages(row) && self.copy_alone(row, page, now) {
             return self.shared.record(self.shared.rows.window(row), now);
         }
-        let touched = self.shared.board.touched(row, self.number, now);
+        let touched = self.shared.states.touched(row, self.number, now);
         if touched != Touched::Wake {
             self.shared.record(self.shared.rows.window(row), now);
         }
@@ -184,7 +185,7 @@ impl<D: Door + 'static> Serving<D> {
     }
 
     fn wake_page(&self, page: Hva) {
-        if let Err(error) = self.door.wake(page, PageSize::Base4K.bytes()) {
+        if let Err(error) = self.kernel.wake(page, PageSize::Base4K.bytes()) {
             tracing::error!("cannot wake the threads that wait for the page at {page}: {error}");
         }
     }
@@ -192,7 +193,7 @@ impl<D: Door + 'static> Serving<D> {
     /// Answers a page of a window that is filled, or reads zero, and is still registered.
     fn answer_page(&self, page: Hva) {
         self.shared.counted.count(|report| report.zero_pages += 1);
-        if self.door.zero_page(page).is_err() {
+        if self.kernel.zero_page(page).is_err() {
             self.wake_page(page); // it is there
         }
     }
@@ -209,9 +210,9 @@ impl<D: Door + 'static> Serving<D> {
             self.answer_page(page);
             return true;
         }
-        let Ok(mut prepared) = self.slots.take(false, window, self.door.as_ref(), now) else { return false };
+        let Ok(mut prepared) = self.slots.take(false, window, self.kernel.as_ref(), now) else { return false };
         let read = self.shared.saved.read_page(window, number, &mut prepared.slot.bytes()[place_of(number)]);
-        let copy = |pages| self.door.copy_in(&prepared.slot, window, pages);
+        let copy = |pages| self.kernel.copy_in(&prepared.slot, window, pages);
         let is_there = read.is_ok() && in_steps(&self.shared, number..number + 1, copy).is_ok();
         self.slots.give_back(prepared);
         if is_there {
@@ -229,18 +230,18 @@ impl<D: Door + 'static> Serving<D> {
     fn let_go_of_zeroes(&mut self, row: Row, page: Hva) {
         self.placing = Some(row);
         let filling = self.filling(row, true);
-        let board = &self.shared.board;
-        let may_cut = board.may_cut();
+        let states = &self.shared.states;
+        let may_cut = states.may_cut();
         let is_huge_at_start = self.shared.can_move && self.shared.ram.backing().start_page() != PageSize::Base4K;
-        let is_marked = is_huge_at_start && may_cut && self.door.allow_huge(filling.window).is_ok();
+        let is_marked = is_huge_at_start && may_cut && self.kernel.allow_huge(filling.window).is_ok();
         let settled = filling.let_go(may_cut, if is_marked { Mapping::Huge } else { Mapping::Base });
-        board.settle(row, settled);
+        states.settle(row, settled);
         self.placing = None;
         match settled {
             Settled::LetGo(_) => self.shared.ram.claims().filled(self.shared.rows.window(row)),
             Settled::Kept | Settled::Failed => {
                 self.answer_page(page);
-                self.shared.let_go_if_done(self.door.as_ref());
+                self.shared.let_go_if_done(self.kernel.as_ref());
                 self.touch_again(row); // for other pages, of which messages came meanwhile
             }
         }
@@ -249,22 +250,22 @@ impl<D: Door + 'static> Serving<D> {
     fn filling(&self, row: Row, is_touched: bool) -> Filling<'_> {
         let window = self.shared.rows.window(row);
         let saved = self.shared.saved.window(window);
-        Filling { shared: &self.shared, door: self.door.as_ref(), row, window, saved, is_touched }
+        Filling { shared: &self.shared, kernel: self.kernel.as_ref(), row, window, saved, is_touched }
     }
 
     /// Fills a window that this thread has claimed. `touched`: when a touch of it was read.
     fn fill(&mut self, row: Row, claim: Claim, touched: Option<Moment>) {
         let shared = Arc::clone(&self.shared);
-        let door = Arc::clone(&self.door);
+        let kernel = Arc::clone(&self.kernel);
         let window = shared.rows.window(row);
         let saved = shared.saved.window(window);
         let is_touched = touched.is_some();
-        let filling = Filling { shared: &shared, door: door.as_ref(), row, window, saved, is_touched };
+        let filling = Filling { shared: &shared, kernel: kernel.as_ref(), row, window, saved, is_touched };
         let stored = PageSize::Base4K.bytes() * u64::from(saved.pages.len());
         if !is_touched {
             shared.background_began(stored, shared.host.now());
         }
-        let prepared = self.slots.take(filling.is_for_move(), window, door.as_ref(), shared.host.now());
+        let prepared = self.slots.take(filling.is_for_move(), window, kernel.as_ref(), shared.host.now());
         let mut prepared = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return self.cannot_read(row, claim, format!("no memory to read it to: {error}")),
@@ -274,20 +275,20 @@ impl<D: Door + 'static> Serving<D> {
             self.slots.give_back(prepared);
             return self.cannot_read(row, claim, error.to_string());
         }
-        if !shared.board.begin_placing(row, claim) {
+        if !shared.states.begin_placing(row, claim) {
             return self.slots.give_back(prepared); // another thread took over
         }
         self.placing = Some(row);
         match filling.place(&mut prepared) {
             Ok(placed) => {
-                shared.board.settle(row, placed.settled);
+                shared.states.settle(row, placed.settled);
                 self.placing = None;
                 match placed.settled {
                     Settled::LetGo(_) => shared.ram.claims().filled(window),
                     Settled::Kept | Settled::Failed => self.touch_again(row),
                 }
                 let woken = shared.host.now();
-                let is_huge = door.is_huge(filling.start()).unwrap_or(false);
+                let is_huge = kernel.is_huge(filling.start()).unwrap_or(false);
                 let wants_huge = wants_huge(&saved) && !shared.config.is_page_by_page;
                 if is_touched && placed.was_moved {
                     shared.was_moved(is_huge);
@@ -317,31 +318,31 @@ impl<D: Door + 'static> Serving<D> {
                 });
             }
             Err(error) => {
-                shared.board.settle(row, Settled::Failed);
+                shared.states.settle(row, Settled::Failed);
                 self.placing = None;
                 self.fails(row, format!("the host has no memory for it: {error}; give it more, and restore again"));
             }
         }
         self.slots.give_back(prepared);
-        shared.finish_if_done(door.as_ref());
+        shared.finish_if_done(kernel.as_ref());
     }
 
     fn cannot_read(&self, row: Row, claim: Claim, why: String) {
-        if self.shared.board.cannot_read(row, claim) {
+        if self.shared.states.cannot_read(row, claim) {
             self.fails(row, why);
-            self.shared.finish_if_done(self.door.as_ref());
+            self.shared.finish_if_done(self.kernel.as_ref());
         }
     }
 
     /// Names a window that has failed. Its userfaultfd is never closed, or waiting threads would continue.
     fn fails(&self, row: Row, why: String) {
-        std::mem::forget(Arc::clone(&self.door));
+        std::mem::forget(Arc::clone(&self.kernel));
         self.shared.failed(self.shared.rows.window(row), why);
     }
 
     /// Names this thread. What it had in hand is filled by another one, or has failed.
     fn panicked(&mut self, panicked: &Panicked) {
-        let in_hand = self.shared.board.panicked(self.number, self.placing.take());
+        let in_hand = self.shared.states.panicked(self.number, self.placing.take());
         let what = in_hand.map_or("between two windows".to_owned(), |(row, _)| {
             format!("while it restored {}", self.shared.rows.window(row))
         });
@@ -350,7 +351,7 @@ impl<D: Door + 'static> Serving<D> {
         match in_hand {
             Some((row, true)) => {
                 self.fails(row, format!("a thread of the restore {panicked}"));
-                self.shared.finish_if_done(self.door.as_ref());
+                self.shared.finish_if_done(self.kernel.as_ref());
             }
             Some((row, false)) => self.touch_again(row),
             None => {}
@@ -360,13 +361,13 @@ impl<D: Door + 'static> Serving<D> {
     /// Wakes the threads that wait for a window, which touch it again: another thread reads the message.
     fn touch_again(&self, row: Row) {
         let (start, bytes) = self.shared.rows.place(&(row..row + 1));
-        if let Err(error) = self.door.wake(start, bytes) {
+        if let Err(error) = self.kernel.wake(start, bytes) {
             tracing::error!("cannot wake the threads that wait for {}: {error}", self.shared.rows.window(row));
         }
     }
 
     fn look_for_overdue(&self) {
-        for overdue in self.shared.board.take_overdue(self.shared.host.now(), self.shared.config.overdue_after) {
+        for overdue in self.shared.states.take_overdue(self.shared.host.now(), self.shared.config.overdue_after) {
             let window = self.shared.rows.window(overdue.row);
             let (thread, waited) = (name(overdue.worker), overdue.waited.as_millis());
             self.shared.lost(format!("{thread} has not returned from reading {window} for {waited} ms"));
@@ -400,7 +401,7 @@ impl<D: Door + 'static> Serving<D> {
     /// Sleeps until a thread touches, the restore ends, or the time is over.
     fn sleep(&self, time: Duration) -> io::Result<()> {
         let stopped = self.shared.stopped().as_fd();
-        let mut fds = [self.door.touches(), stopped].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let mut fds = [self.kernel.touches(), stopped].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         // Rounded up, so that a background that is due soon does not keep a core busy.
         let ms = u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
         match poll(&mut fds, PollTimeout::from(ms)) {

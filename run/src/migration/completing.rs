@@ -3,7 +3,7 @@
 //! ```text
 //!   machine built, held ─▶ Completing::begin: missing pages dropped, threads started
 //!                                  │
-//!   go ─▶ guest runs ──────────────┤ pages come, `far`
+//!   go ─▶ guest runs ──────────────┤ pages come, `remote_ram`
 //!                                  ▼
 //!                     all of it is here ─▶ complete ─▶ figures of both sides
 //! ```
@@ -19,8 +19,8 @@ use wideleaf_control::vm::PostCopyView;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::{GuestIsGone, OnFailure, RestoreConfig, RestoreReport, Restorer};
 
-use super::far::FarRam;
 use super::link::Receiver;
+use super::remote_ram::RemoteRam;
 
 /// Interval at which the thread looks whether all that has come is in its place.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -29,7 +29,7 @@ const COLLAPSES_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Filling of the missing pages.
 pub struct Completing {
-    far: Arc<FarRam>,
+    remote: Arc<RemoteRam>,
     restorer: Mutex<Option<Restorer>>,
     /// Whether the guest runs here. Before, the background would delay its beginning.
     runs: Arc<AtomicBool>,
@@ -55,19 +55,19 @@ impl Completing {
     ///
     /// # Errors
     /// One line.
-    pub fn begin(far: Arc<FarRam>, ram: Arc<GuestRam>, on_failure: OnFailure) -> Result<Completing, String> {
+    pub fn begin(remote: Arc<RemoteRam>, ram: Arc<GuestRam>, on_failure: OnFailure) -> Result<Completing, String> {
         let runs = Arc::<AtomicBool>::default();
         let config = RestoreConfig {
             background_from: Some(runs.clone()),
-            first: far.order().to_vec(),
+            first: remote.order().to_vec(),
             // A read lasts as long as the connection.
             overdue_after: Duration::MAX,
             on_failure: Some(on_failure),
             ..RestoreConfig::default()
         };
-        let restorer = Restorer::start_partial(ram, far.clone(), config).map_err(|error| error.to_string())?;
+        let restorer = Restorer::start_partial(ram, remote.clone(), config).map_err(|error| error.to_string())?;
         Ok(Completing {
-            far,
+            remote,
             restorer: Mutex::new(Some(restorer)),
             runs,
             switched: OnceLock::new(),
@@ -89,11 +89,11 @@ impl Completing {
         begin: impl Fn() + Clone + Send + 'static,
         conclude: impl FnOnce(&Completing, &mut Receiver) + Send + 'static,
     ) -> io::Result<()> {
-        if self.far.may_be_recovered() {
+        if self.remote.may_be_recovered() {
             let (of, begin) = (self.clone(), begin.clone());
             self.spawn("offers", move || {
                 begin();
-                of.far.try_offers(&|| of.goes_on());
+                of.remote.try_offers(&|| of.goes_on());
             })?;
         }
         let of = self.clone();
@@ -116,7 +116,7 @@ impl Completing {
 
     /// Receives until all is in its place and the guest runs. Returns whether that is so.
     fn receive(&self, receiver: &mut Receiver) -> bool {
-        if !self.far.receive(receiver, &|| self.goes_on()) {
+        if !self.remote.receive(receiver, &|| self.goes_on()) {
             return false;
         }
         while !(self.is_filled() && self.switched.get().is_some()) {
@@ -130,8 +130,8 @@ impl Completing {
     }
 
     /// The missing part of RAM.
-    pub fn far(&self) -> &FarRam {
-        &self.far
+    pub fn remote(&self) -> &RemoteRam {
+        &self.remote
     }
 
     /// The guest runs from now on.
@@ -154,9 +154,9 @@ impl Completing {
 
     /// The guest has ended: waits for no other connection.
     pub fn give_up(&self) {
-        if self.far.takes_no_other() {
+        if self.remote.takes_no_other() {
             self.has_given_up.store(true, Ordering::SeqCst);
-            self.far.lose("the guest has ended here".to_owned());
+            self.remote.lose("the guest has ended here".to_owned());
         }
     }
 
@@ -188,7 +188,7 @@ impl Completing {
             wait_p50_us: us(waits.value_at_quantile(0.5)),
             wait_p99_us: us(waits.value_at_quantile(0.99)),
             wait_max_us: us(waits.max()),
-            connections_lost: self.far.cuts(),
+            connections_lost: self.remote.cuts(),
         }
     }
 
@@ -201,7 +201,7 @@ impl Completing {
             false => restorer.abandon_or_leave(GuestIsGone),
         };
         self.is_over.store(true, Ordering::SeqCst);
-        self.far.lose("its guest has ended".to_owned());
+        self.remote.lose("its guest has ended".to_owned());
         let threads = std::mem::take(&mut *self.threads.lock());
         if threads.into_iter().filter_map(|thread| thread.join().err()).count() > 0 {
             tracing::warn!("a thread that receives the VM's RAM panicked");

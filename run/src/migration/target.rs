@@ -26,12 +26,12 @@ use wideleaf_vmm::devices::virtio::block::DiskLocks;
 
 use super::address::{Address, Ends};
 use super::completing::Completing;
-use super::far::{FarRam, NOTHING_MISSING};
 use super::frames::{self, Kind, Malformed, PagesHead};
 use super::handover::{AtTarget, Guest, Target};
 use super::link::{Limit, Lost, Receiver, Sender};
 use super::offer::Offer;
 use super::placing::Placing;
+use super::remote_ram::{NOTHING_MISSING, RemoteRam};
 use super::{Arrived, Hello};
 use crate::failure::Failure;
 use crate::guest::RunningGuest;
@@ -191,9 +191,10 @@ impl Incoming {
         if missing.is_empty() {
             return Ok(());
         }
-        let far = FarRam::new(self.from.clone(), &missing, self.sender.clone(), may_recover.then(|| self.id.clone()));
-        let far = Arc::new(far.map_err(|why| format!("cannot receive RAM from {}: it sent {why}", self.from))?);
-        let completing = Arc::new(Completing::begin(far, ram, on_failure)?);
+        let id = may_recover.then(|| self.id.clone());
+        let remote = RemoteRam::new(self.from.clone(), &missing, self.sender.clone(), id);
+        let remote = Arc::new(remote.map_err(|why| format!("cannot receive RAM from {}: it sent {why}", self.from))?);
+        let completing = Arc::new(Completing::begin(remote, ram, on_failure)?);
         let receiver = link.receiver.take().expect("this is called once");
         let of = self.clone();
         let conclude = move |completing: &Completing, receiver: &mut Receiver| {
@@ -228,7 +229,7 @@ impl Incoming {
             Ok(())
         });
         // All is here, also where the source does not hear of it.
-        if let (Some(client), Some(view)) = (completing.far().take_client(), completing.view()) {
+        if let (Some(client), Some(view)) = (completing.remote().take_client(), completing.view()) {
             client(Ok(view));
         }
         if let Err(lost) = told {
@@ -248,14 +249,14 @@ impl Incoming {
     /// One line if nothing is missing.
     pub(crate) fn recover(&self, offer: Offer) -> Result<(), String> {
         match self.completing.get().filter(|completing| !completing.is_filled()) {
-            Some(completing) => completing.far().offer(offer),
+            Some(completing) => completing.remote().offer(offer),
             None => Err(NOTHING_MISSING.to_owned()),
         }
     }
 
     /// Why missing pages do not come until there is another connection, if that is so.
     pub(crate) fn why_cut(&self) -> Option<String> {
-        self.completing.get().and_then(|completing| completing.far().why_cut())
+        self.completing.get().and_then(|completing| completing.remote().why_cut())
     }
 
     /// Progress of the missing pages, while the guest runs here without them.
@@ -326,7 +327,7 @@ impl Incoming {
         link.turn = link.turn.after(AtTarget::Built);
         let completing = self.completing.get();
         let go = self.send(Kind::Ready, &[], &limit).and_then(|()| match (completing, &mut link.receiver) {
-            (Some(completing), _) => completing.far().expect_go(&limit),
+            (Some(completing), _) => completing.remote().expect_go(&limit),
             (None, Some(receiver)) => receiver.expect(Kind::Go, &mut Vec::new(), &limit),
             (None, None) => Err(Lost::Closed),
         });
@@ -342,7 +343,7 @@ impl Incoming {
         link.turn = link.turn.after(event);
         link.report.seconds = self.began.elapsed().as_secs_f64();
         link.report.received_bytes = match (completing, &link.receiver) {
-            (Some(completing), _) => completing.far().received(),
+            (Some(completing), _) => completing.remote().received(),
             (None, receiver) => receiver.as_ref().map_or(0, Receiver::received),
         };
         self.exchange(link, counters, interrupts);

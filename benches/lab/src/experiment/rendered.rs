@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use wideleaf::output::{print, say};
 use wideleaf_experiments::report::{Report, html, markdown, svg, text};
 use wideleaf_run::failure::Failure;
-use wideleaf_run::place::NamedPlace;
+use wideleaf_run::output_file::OutputFile;
 use wideleaf_run::same_file::refuse_one_file_for_two;
 
 /// Output forms of a report.
@@ -42,8 +42,8 @@ pub enum ReportFormat {
 
 /// Open places for a report.
 pub(super) struct Rendering {
-    text: Option<(ReportFormat, Option<NamedPlace>)>,
-    html: Option<NamedPlace>,
+    text: Option<(ReportFormat, Option<OutputFile>)>,
+    html: Option<OutputFile>,
     svg: Option<PathBuf>,
     /// Folder of the pictures, relative to the text.
     pictures: Option<String>,
@@ -61,7 +61,7 @@ impl Rendering {
             places.map(|(option, path)| (option, path.as_deref())),
         )?;
         let open =
-            |option, path: &Option<PathBuf>| path.as_deref().map(|path| NamedPlace::open(option, path)).transpose();
+            |option, path: &Option<PathBuf>| path.as_deref().map(|path| OutputFile::open(option, path)).transpose();
         let output = open("--output", &args.output)?;
         let is_text_wanted = args.format.is_some() || output.is_some() || (args.html.is_none() && args.svg.is_none());
         Ok(Rendering {
@@ -111,7 +111,7 @@ fn put_pictures(folder: &Path, report: &Report) -> Result<(), Failure> {
     }
     let pictures = report.pictures();
     for (name, plot) in &pictures {
-        NamedPlace::open("--svg", &folder.join(name))?.put(svg::svg(plot).as_bytes())?;
+        OutputFile::open("--svg", &folder.join(name))?.put(svg::svg(plot).as_bytes())?;
     }
     if pictures.is_empty() {
         say("nothing written to --svg: this report has no pictures");

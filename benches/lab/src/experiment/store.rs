@@ -28,7 +28,7 @@ use crate::experiment::against;
 use crate::experiment::environment;
 use crate::experiment::failures::Failures;
 use wideleaf_run::failure::Failure;
-use wideleaf_run::place::{NamedPlace, new_file_in};
+use wideleaf_run::output_file::{OutputFile, new_file_in};
 
 /// Largest file of results that is read: a thousand rounds of the longest experiment are some tens of MiB.
 const RESULTS_MAX: Bytes = mib(512);
@@ -77,7 +77,7 @@ impl Store {
     pub(super) fn create(path: Option<&Path>, experiment: Experiment) -> Result<Store, Failure> {
         let now = now();
         let dated = || PathBuf::from(format!("{}-{}.json", experiment.name, now.replace([':', '-'], "")));
-        let path = NamedPlace::open_file("--output", &path.map_or_else(dated, Path::to_path_buf))?.path().to_owned();
+        let path = OutputFile::open_file("--output", &path.map_or_else(dated, Path::to_path_buf))?.path().to_owned();
         if has_content(&path) {
             let shown = path.display();
             return Err(Failure::Output(format!(
@@ -107,7 +107,7 @@ impl Store {
 
     fn resume_on(path: &Path, name: &str, here: Environment) -> Result<Store, Failure> {
         // After each run a new file replaces it.
-        let path = NamedPlace::open_file("--resume", path)?.path().to_owned();
+        let path = OutputFile::open_file("--resume", path)?.path().to_owned();
         let file = lock(&path)?;
         let mut stored = read(&path)?;
         let cannot = |why: &str| Failure::Usage(format!("cannot resume {}: {why}", path.display()));

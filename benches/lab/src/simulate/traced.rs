@@ -31,7 +31,7 @@ use wideleaf::output::Output;
 use wideleaf::progress::visible_bar;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
-use wideleaf_run::place::{NamedPlace, refuse_standard_output};
+use wideleaf_run::output_file::{OutputFile, refuse_standard_output};
 use wideleaf_run::same_file::refuse_one_file_for_two;
 
 /// Choice of the host's pages.
@@ -98,9 +98,9 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
     output.write(&report, TracedReport::to_table)
 }
 
-fn open_plot(path: &Path) -> Result<NamedPlace, Failure> {
+fn open_plot(path: &Path) -> Result<OutputFile, Failure> {
     refuse_standard_output("--plot", path)?;
-    NamedPlace::open("--plot", path)
+    OutputFile::open("--plot", path)
 }
 
 fn check_memory(info: &SourceInfo, args: &SimulateArgs) -> Result<(), Failure> {

@@ -15,7 +15,7 @@ use wideleaf::progress::visible_bar;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::kernel;
-use wideleaf_run::place::{NamedPlace, refuse_standard_output};
+use wideleaf_run::output_file::{OutputFile, refuse_standard_output};
 
 /// Interval at which the line on a terminal is updated.
 const SHOWN_EVERY: Duration = Duration::from_millis(100);
@@ -73,7 +73,7 @@ pub fn main(args: &RecordArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     // In this order: once the temporary file exists, a signal no longer ends this process without removing it.
     let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
-    let file = NamedPlace::open("--output", &args.output)?.begin_new()?;
+    let file = OutputFile::open("--output", &args.output)?.begin_new()?;
 
     let bar = visible_bar(0, "{spinner} {prefix} {msg}");
     bar.set_prefix(args.kernel.clone());

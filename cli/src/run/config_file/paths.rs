@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ValueHint};
 use wideleaf_kernels::registry::by_name;
-use wideleaf_run::place::is_standard_output;
+use wideleaf_run::output_file::is_standard_output;
 
 use crate::run::devices::words;
 

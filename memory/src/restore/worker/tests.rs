@@ -1,4 +1,4 @@
-//! What one thread does while another one ends the restore, on a door without a kernel.
+//! What one thread does while another one ends the restore, with calls that reach no kernel.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Weak;
@@ -15,8 +15,8 @@ use crate::faults::Counted;
 use crate::host::linux::LinuxHost;
 use crate::numa::placement::Source;
 use crate::region::GuestRam;
-use crate::restore::board::Board;
 use crate::restore::rows::Rows;
+use crate::restore::window_states::WindowStates;
 use crate::restore::{ReadError, RestoreConfig, RestoreReport, SavedRam, SavedWindow};
 use crate::sensors::host_backing::window_backing;
 use crate::sys::fill_slot::FillSlot;
@@ -41,7 +41,7 @@ struct EndsMeanwhile {
     let_go: Mutex<Vec<Hva>>,
 }
 
-impl Door for EndsMeanwhile {
+impl KernelCalls for EndsMeanwhile {
     fn next_touch(&self) -> io::Result<Option<Hva>> {
         Ok(None)
     }
@@ -72,9 +72,9 @@ impl Door for EndsMeanwhile {
             self.let_go.lock().push(start);
             return Ok(());
         };
-        let Touched::Fill(claim) = shared.board.touched(0, 1, shared.host.now()) else { panic!("window 0 waits") };
-        assert!(shared.board.begin_placing(0, claim));
-        shared.board.settle(0, Settled::LetGo(Mapping::Base));
+        let Touched::Fill(claim) = shared.states.touched(0, 1, shared.host.now()) else { panic!("window 0 waits") };
+        assert!(shared.states.begin_placing(0, claim));
+        shared.states.settle(0, Settled::LetGo(Mapping::Base));
         shared.ram.claims().filled(WindowIndex::new(0));
         shared.finish_if_done(self);
         Err(io::Error::from_raw_os_error(libc::ENOMEM))
@@ -108,11 +108,11 @@ fn shared() -> Arc<Shared> {
     let ram = GuestRam::map(&[range], backing).expect("addresses");
     ram.claims().begin_filling(range.windows());
     let rows = Rows::of(ram.ranges());
-    let board = Board::new(2, vec![0], std::slice::from_ref(&(0..2)), |row| row == 0, Mapping::Base);
+    let states = WindowStates::new(2, vec![0], std::slice::from_ref(&(0..2)), |row| row == 0, Mapping::Base);
     let (host, counted) = (LinuxHost::open().expect("/proc exists"), Counted::<RestoreReport>::default());
     let heats = vec![PerTenThousand::new(0); 2];
     let config = RestoreConfig::default();
-    Arc::new(Shared::new(ram, rows, Arc::new(First), heats, board, host, counted, false, config).expect("a pipe"))
+    Arc::new(Shared::new(ram, rows, Arc::new(First), heats, states, host, counted, false, config).expect("a pipe"))
 }
 
 #[test]
@@ -126,9 +126,9 @@ fn a_window_of_which_the_guest_gave_pages_back_is_not_collapsed() {
         shared.is_not_huge(row, 0);
     }
     shared.ram.given_back().book().inflate(Gpa::new(4096));
-    let door = Arc::new(EndsMeanwhile { shared: Mutex::default(), let_go: Mutex::default() });
+    let kernel = Arc::new(EndsMeanwhile { shared: Mutex::default(), let_go: Mutex::default() });
     let slots = Slots::default();
-    let serving = Serving { number: 0, shared: shared.clone(), door, slots, placing: None, read_errors: 0 };
+    let serving = Serving { number: 0, shared: shared.clone(), kernel, slots, placing: None, read_errors: 0 };
     while serving.collapse_one() {}
     let resident = |row| window_backing(&shared.host, range, None, WindowIndex::new(row)).expect("readable").resident;
     assert_eq!(resident(0), 1, "its holes stay");
@@ -139,13 +139,13 @@ fn a_window_of_which_the_guest_gave_pages_back_is_not_collapsed() {
 #[test]
 fn a_window_of_zeroes_that_is_kept_while_the_restore_ends_is_let_go_and_may_be_claimed() {
     let shared = shared();
-    let door = Arc::new(EndsMeanwhile { shared: Mutex::new(Arc::downgrade(&shared)), let_go: Mutex::default() });
+    let kernel = Arc::new(EndsMeanwhile { shared: Mutex::new(Arc::downgrade(&shared)), let_go: Mutex::default() });
     let slots = Slots::default();
     let mut serving =
-        Serving { number: 0, shared: shared.clone(), door: door.clone(), slots, placing: None, read_errors: 0 };
+        Serving { number: 0, shared: shared.clone(), kernel: kernel.clone(), slots, placing: None, read_errors: 0 };
     let (second, _) = shared.rows.place(&(1..2));
     serving.answer(second);
     assert!(shared.is_done() && !shared.ram.claims().is_filling(), "saves, balloons and actuators would wait for ever");
-    assert_eq!(*door.let_go.lock(), [second]);
-    assert_eq!(shared.board.touched(1, 0, shared.host.now()), Touched::Wake);
+    assert_eq!(*kernel.let_go.lock(), [second]);
+    assert_eq!(shared.states.touched(1, 0, shared.host.now()), Touched::Wake);
 }

@@ -22,7 +22,7 @@ const PAGE: Bytes = PageSize::Base4K.bytes();
 
 /// Calls of the kernel for the windows of one VM. None of them touches guest RAM as a thread of the guest does, so
 /// none can wait for an answer of its own thread.
-pub(super) trait Door: Send + Sync {
+pub(super) trait KernelCalls: Send + Sync {
     /// Address of a page for which a thread waits, if there is an unread message. Never blocks.
     fn next_touch(&self) -> io::Result<Option<Hva>>;
 
@@ -60,9 +60,9 @@ pub(super) trait Door: Send + Sync {
     fn touches(&self) -> BorrowedFd<'_>;
 }
 
-/// The real door.
+/// The real calls.
 #[derive(Debug)]
-pub(super) struct LinuxDoor {
+pub(super) struct LinuxCalls {
     pub uffd: Userfaultfd,
     pub pagemap: File,
     pub ram: Arc<GuestRam>,
@@ -76,7 +76,7 @@ fn page_count(bytes: Bytes) -> u16 {
     u16::try_from(bytes.pages(PageSize::Base4K)).expect("a window has 512 pages")
 }
 
-impl Door for LinuxDoor {
+impl KernelCalls for LinuxCalls {
     fn next_touch(&self) -> io::Result<Option<Hva>> {
         match self.uffd.read_one()? {
             Some(Message::Fault(page)) => Ok(Some(page)),

@@ -111,7 +111,7 @@ struct Reader {
 
 /// The states of all windows.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct WindowStates {
     table: Mutex<Table>,
     /// Signalled when no window is being placed any more.
     placed: Condvar,
@@ -140,7 +140,7 @@ struct Table {
     is_closed: bool,
 }
 
-impl Board {
+impl WindowStates {
     /// A table of `count` windows: those in `registered` are registered, and of these `stored` have contents. The
     /// others have the mapping `other`.
     pub(super) fn new(
@@ -149,7 +149,7 @@ impl Board {
         registered: &[Range<Row>],
         stored: impl Fn(Row) -> bool,
         other: Mapping,
-    ) -> Board {
+    ) -> WindowStates {
         let (mut states, mut mappings) = (vec![State::LetGo; count], vec![other; count]);
         for row in registered.iter().cloned().flatten() {
             states[row] = if stored(row) { State::Waiting } else { State::Zero };
@@ -173,7 +173,7 @@ impl Board {
             is_closed: false,
         };
         table.borders = (0..count).map(|row| table.borders_at(row)).sum();
-        Board { table: Mutex::new(table), placed: Condvar::new() }
+        WindowStates { table: Mutex::new(table), placed: Condvar::new() }
     }
 
     /// A thread waits for a page of this window.

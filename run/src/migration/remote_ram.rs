@@ -1,10 +1,10 @@
 //! RAM of a VM that runs here while a part of it is still at the source (post-copy).
 //!
 //! ```text
-//!   a thread of the guest touches a missing page ─▶ Restorer ─▶ FarRam::read ── urgent wish ──▶ source
-//!   Restorer's background, hottest first          ─────────────▶ read        ── wish ────────▶   │
-//!                                                                 ▲                              │
-//!                    window complete ◀─ checked, placed ◀─────────┴──── thread `arriving` ◀─ pages
+//!   a thread of the guest touches a missing page ─▶ Restorer ─▶ RemoteRam::read ── urgent wish ──▶ source
+//!   Restorer's background, hottest first          ─────────────▶ read           ── wish ────────▶   │
+//!                                                                 ▲                                 │
+//!                    window complete ◀─ checked, placed ◀─────────┴────── thread `arriving` ◀─── pages
 //! ```
 //!
 //! A wish for the next windows is under way while one is placed, so that the background does not wait for each answer.
@@ -47,7 +47,7 @@ pub const NOTHING_MISSING: &str = "cannot recover the VM: no page of its RAM is 
 const REPLACED: &str = "another one takes its place";
 
 /// The missing part of RAM.
-pub struct FarRam {
+pub struct RemoteRam {
     from: String,
     windows: BTreeMap<WindowIndex, SavedWindow>,
     /// Missing windows, hottest first.
@@ -134,7 +134,7 @@ impl Inbox {
     }
 }
 
-impl FarRam {
+impl RemoteRam {
     /// What `heads` say is missing, hottest first, comes from `from`. `id`: name of the migration, if a lost connection
     /// may be followed by another one.
     ///
@@ -145,7 +145,7 @@ impl FarRam {
         heads: &[PagesHead],
         sender: Arc<Mutex<Sender>>,
         id: Option<String>,
-    ) -> Result<FarRam, Malformed> {
+    ) -> Result<RemoteRam, Malformed> {
         let heads: Vec<&PagesHead> = heads.iter().filter(|head| !head.stored.is_empty()).collect();
         let order: Vec<WindowIndex> = heads.iter().map(|head| head.window).collect();
         let windows: BTreeMap<WindowIndex, SavedWindow> = heads
@@ -161,7 +161,7 @@ impl FarRam {
             return Err(Malformed::Pages);
         }
         let (inbox, came, offered) = Default::default();
-        Ok(FarRam { from, windows, order, sender, id, inbox, came, offered })
+        Ok(RemoteRam { from, windows, order, sender, id, inbox, came, offered })
     }
 
     /// Whether another connection may follow this one.
@@ -536,7 +536,7 @@ impl FarRam {
     }
 }
 
-impl SavedRam for FarRam {
+impl SavedRam for RemoteRam {
     fn window(&self, window: WindowIndex) -> SavedWindow {
         self.windows.get(&window).copied().unwrap_or_default()
     }
@@ -583,19 +583,19 @@ mod tests {
     }
 
     /// RAM of which these windows miss their first two pages, and the source's ends.
-    fn far(windows: u64) -> (Arc<FarRam>, Receiver, Sender, Receiver) {
-        far_of(windows, None)
+    fn remote(windows: u64) -> (Arc<RemoteRam>, Receiver, Sender, Receiver) {
+        remote_of(windows, None)
     }
 
     /// The same for a migration of this name.
-    fn far_of(windows: u64, id: Option<String>) -> (Arc<FarRam>, Receiver, Sender, Receiver) {
+    fn remote_of(windows: u64, id: Option<String>) -> (Arc<RemoteRam>, Receiver, Sender, Receiver) {
         let pair = || UnixStream::pair().expect("a pair of sockets");
         let ((ours, theirs), (from_theirs, to_ours)) = (pair(), pair());
         let heads: Vec<PagesHead> = (0..windows).map(|window| head(window, &[0, 1], &[])).collect();
         let sender = Arc::new(Mutex::new(Sender::new(ours.into())));
-        let far = FarRam::new("there".to_owned(), &heads, sender, id).expect("each window once");
+        let remote = RemoteRam::new("there".to_owned(), &heads, sender, id).expect("each window once");
         let (wishes, pages) = (Receiver::new(theirs.into()), Sender::new(to_ours.into()));
-        (Arc::new(far), wishes, pages, Receiver::new(from_theirs.into()))
+        (Arc::new(remote), wishes, pages, Receiver::new(from_theirs.into()))
     }
 
     fn send(pages: &mut Sender, head: &PagesHead, values: &[u8]) {
@@ -614,9 +614,9 @@ mod tests {
 
     #[test]
     fn a_window_is_asked_for_and_placed_and_the_next_ones_are_under_way() {
-        let (far, mut asked, mut pages, mut receiver) = far(20);
+        let (remote, mut asked, mut pages, mut receiver) = remote(20);
         std::thread::scope(|scope| {
-            let of = far.clone();
+            let of = remote.clone();
             scope.spawn(move || of.receive(&mut receiver, &|| true));
             scope.spawn(|| {
                 assert_eq!(wishes(&mut asked, 1), [(5, true)]);
@@ -627,11 +627,11 @@ mod tests {
                 drop(pages);
             });
             let mut into = vec![9; WINDOW];
-            far.read(WindowIndex::new(5), &mut into).expect("it is sent");
+            remote.read(WindowIndex::new(5), &mut into).expect("it is sent");
             let at = |page: usize| into[page * PAGE_BYTES];
             assert_eq!([0, 1, 2].map(at), [0, 7, 9], "a page of zeroes, one with content, one that is not missing");
-            assert!(far.expect_go(&PATIENT).is_ok());
-            let error = far.read(WindowIndex::new(3), &mut into).expect_err("the connection ends").to_string();
+            assert!(remote.expect_go(&PATIENT).is_ok());
+            let error = remote.read(WindowIndex::new(3), &mut into).expect_err("the connection ends").to_string();
             assert!(error.contains("there does not send its pages") && error.contains("resume"), "{error}");
         });
     }
@@ -640,23 +640,23 @@ mod tests {
     fn what_was_not_asked_for_and_what_is_not_missing_is_refused() {
         let wrong = [head(5, &[0, 1], &[]), head(3, &[0], &[]), head(3, &[0, 1], &[2]), head(30, &[0], &[])];
         for head in wrong {
-            let (far, mut asked, mut pages, mut receiver) = far(20);
+            let (remote, mut asked, mut pages, mut receiver) = remote(20);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     assert_eq!(wishes(&mut asked, 1), [(3, true)]);
                     send(&mut pages, &head, &vec![1; usize::from(head.stored.len())]);
                 });
-                let of = far.clone();
+                let of = remote.clone();
                 let received = scope.spawn(move || of.receive(&mut receiver, &|| true));
-                let error = far.read(WindowIndex::new(3), &mut vec![0; WINDOW]).expect_err("it is refused");
+                let error = remote.read(WindowIndex::new(3), &mut vec![0; WINDOW]).expect_err("it is refused");
                 assert!(error.to_string().contains("the other side sent"), "{error}");
                 assert!(!received.join().expect("it does not panic"));
             });
         }
         let twice = [head(1, &[0], &[]), head(1, &[1], &[])];
         let sender = || Arc::new(Mutex::new(Sender::new(UnixStream::pair().expect("sockets").0.into())));
-        assert_eq!(FarRam::new(String::new(), &twice, sender(), None).err(), Some(Malformed::Pages));
-        let zero = FarRam::new(String::new(), &[head(1, &[], &[4])], sender(), None).expect("nothing is missing");
+        assert_eq!(RemoteRam::new(String::new(), &twice, sender(), None).err(), Some(Malformed::Pages));
+        let zero = RemoteRam::new(String::new(), &[head(1, &[], &[4])], sender(), None).expect("nothing is missing");
         assert_eq!((zero.order(), zero.window(WindowIndex::new(1))), (&[][..], SavedWindow::default()));
     }
 
@@ -695,14 +695,14 @@ mod tests {
     }
 
     /// Another connection that was offered.
-    fn offered(far: &FarRam) -> Another {
+    fn offered(remote: &RemoteRam) -> Another {
         let mut another_one = another();
-        far.offer(std::mem::replace(&mut another_one.offer, another().offer)).expect("pages are missing");
+        remote.offer(std::mem::replace(&mut another_one.offer, another().offer)).expect("pages are missing");
         another_one
     }
 
-    fn refuses_another_migration(far: &FarRam) {
-        let mut wrong = offered(far);
+    fn refuses_another_migration(remote: &RemoteRam) {
+        let mut wrong = offered(remote);
         let refused = greet(&mut wrong, "another one");
         assert!(matches!(&refused, Err(Lost::Refused(why)) if why.contains("another migration")), "{refused:?}");
         let why = answer(&wrong).expect_err("it is another migration");
@@ -714,114 +714,114 @@ mod tests {
     }
 
     /// Another connection, on which the source of this migration has answered.
-    fn accepted(far: &FarRam) -> Another {
+    fn accepted(remote: &RemoteRam) -> Another {
         let mut another_one = another();
         let offer = std::mem::replace(&mut another_one.offer, another().offer);
         std::thread::scope(|scope| {
             let accepted = scope.spawn(|| offer.accept("this one", &|| true));
             greet(&mut another_one, "this one").expect("it is the right one");
-            far.succeed(accepted.join().expect("it does not panic").unwrap_or_else(|(why, _)| panic!("{why}")));
+            remote.succeed(accepted.join().expect("it does not panic").unwrap_or_else(|(why, _)| panic!("{why}")));
         });
         another_one
     }
 
     /// Sends `go`, and waits until it is there.
-    fn go(far: &FarRam, pages: &mut Sender) {
+    fn go(remote: &RemoteRam, pages: &mut Sender) {
         pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
-        far.expect_go(&PATIENT).expect("it was sent");
+        remote.expect_go(&PATIENT).expect("it was sent");
     }
 
     #[test]
     fn a_second_go_and_a_message_that_may_not_come_here_are_refused() {
         for kinds in [&[Kind::Machine][..], &[Kind::Go, Kind::Go], &[Kind::Go, Kind::Missing], &[Kind::Left]] {
-            let (far, _asked, mut pages, mut receiver) = far(1);
+            let (remote, _asked, mut pages, mut receiver) = remote(1);
             kinds.iter().for_each(|kind| pages.send(*kind, &[], &PATIENT).expect("there is room"));
-            assert!(!far.receive(&mut receiver, &|| true), "{kinds:?}");
-            let error = far.read(WindowIndex::new(0), &mut vec![0; WINDOW]).expect_err("it is refused").to_string();
+            assert!(!remote.receive(&mut receiver, &|| true), "{kinds:?}");
+            let error = remote.read(WindowIndex::new(0), &mut vec![0; WINDOW]).expect_err("it is refused").to_string();
             assert!(error.contains("out of its order"), "{kinds:?}: {error}");
         }
     }
 
     #[test]
     fn a_connection_that_works_stays_where_another_one_is_silent_or_of_another_migration() {
-        let (far, mut asked, mut pages, mut receiver) = far_of(1, Some("this one".to_owned()));
+        let (remote, mut asked, mut pages, mut receiver) = remote_of(1, Some("this one".to_owned()));
         std::thread::scope(|scope| {
-            let received = scope.spawn(|| far.receive(&mut receiver, &|| true));
-            scope.spawn(|| far.try_offers(&|| true));
-            assert!(far.offer(another().offer).expect_err("before `go`").contains("its switch"));
-            go(&far, &mut pages);
-            refuses_another_migration(&far);
-            let silent = offered(&far);
+            let received = scope.spawn(|| remote.receive(&mut receiver, &|| true));
+            scope.spawn(|| remote.try_offers(&|| true));
+            assert!(remote.offer(another().offer).expect_err("before `go`").contains("its switch"));
+            go(&remote, &mut pages);
+            refuses_another_migration(&remote);
+            let silent = offered(&remote);
             // Long enough for a look.
             std::thread::sleep(2 * LOOK_EVERY);
-            assert_eq!((far.why_cut(), far.cuts()), (None, 0));
-            let read = scope.spawn(|| far.read(WindowIndex::new(0), &mut vec![0; WINDOW]));
+            assert_eq!((remote.why_cut(), remote.cuts()), (None, 0));
+            let read = scope.spawn(|| remote.read(WindowIndex::new(0), &mut vec![0; WINDOW]));
             assert_eq!(wishes(&mut asked, 1), [(0, true)]);
             send(&mut pages, &head(0, &[0, 1], &[]), &[7, 8]);
             read.join().expect("it does not panic").expect("it came");
             assert!(received.join().expect("it does not panic"));
             assert_eq!(answer(&silent).expect_err("all has come"), NOTHING_MISSING);
-            assert_eq!((far.why_cut(), far.takes_no_other()), (None, false));
+            assert_eq!((remote.why_cut(), remote.takes_no_other()), (None, false));
         });
     }
 
     #[test]
     fn another_connection_takes_the_place_of_one_on_which_bytes_come_without_a_gap() {
-        let (far, _asked, ..) = far_of(1, Some("this one".to_owned()));
+        let (remote, _asked, ..) = remote_of(1, Some("this one".to_owned()));
         let (mut trickle, old) = UnixStream::pair().expect("a pair of sockets");
         let (content, mut receiver) = (vec![0; PAGES_HEAD_BYTES + WINDOW], Receiver::new(old.into()));
         let header = Header { kind: Kind::Pages, number: 0, bytes: content.len(), checksum: 0 }.encode();
         trickle.write_all(&header).expect("there is room");
         std::thread::scope(|scope| {
-            let received = scope.spawn(|| far.receive(&mut receiver, &|| true));
-            scope.spawn(|| far.try_offers(&|| true));
-            let read = scope.spawn(|| far.read(WindowIndex::new(0), &mut vec![0; WINDOW]));
-            far.inbox.lock().has_go = true;
+            let received = scope.spawn(|| remote.receive(&mut receiver, &|| true));
+            scope.spawn(|| remote.try_offers(&|| true));
+            let read = scope.spawn(|| remote.read(WindowIndex::new(0), &mut vec![0; WINDOW]));
+            remote.inbox.lock().has_go = true;
             // Until nothing reads them.
             scope.spawn(move || {
                 let bytes = content.iter().take_while(|byte| trickle.write_all(&[**byte]).is_ok());
                 bytes.for_each(|_| std::thread::sleep(Duration::from_millis(5)));
             });
-            let mut right = offered(&far);
+            let mut right = offered(&remote);
             greet(&mut right, "this one").expect("it is the right one");
             assert_eq!(wishes(&mut right.asked, 1), [(0, true)], "once more");
             send(&mut right.pages, &head(0, &[0, 1], &[]), &[7, 8]);
             read.join().expect("it does not panic").expect("it came");
             assert!(received.join().expect("it does not panic"));
-            assert_eq!((far.why_cut(), far.cuts()), (None, 1));
-            assert!(far.take_client().is_some(), "it is answered with the figures");
+            assert_eq!((remote.why_cut(), remote.cuts()), (None, 1));
+            assert!(remote.take_client().is_some(), "it is answered with the figures");
         });
     }
 
     #[test]
     fn an_offer_that_was_not_tried_when_all_has_come_is_answered_and_no_loss_is_told() {
-        let (far, _asked, _pages, mut receiver) = far_of(0, Some("this one".to_owned()));
+        let (remote, _asked, _pages, mut receiver) = remote_of(0, Some("this one".to_owned()));
         let late = another();
-        far.inbox.lock().successor = Successor::Offered(late.offer);
-        far.inbox.lock().cut = Some("a thread saw a loss".to_owned());
-        far.inbox.lock().has_go = true;
-        assert!(far.receive(&mut receiver, &|| true));
+        remote.inbox.lock().successor = Successor::Offered(late.offer);
+        remote.inbox.lock().cut = Some("a thread saw a loss".to_owned());
+        remote.inbox.lock().has_go = true;
+        assert!(remote.receive(&mut receiver, &|| true));
         let why = late.answer.recv().expect("it is answered").expect_err("all has come");
-        assert_eq!((why.as_str(), far.why_cut(), far.takes_no_other()), (NOTHING_MISSING, None, false));
+        assert_eq!((why.as_str(), remote.why_cut(), remote.takes_no_other()), (NOTHING_MISSING, None, false));
     }
 
     #[test]
     fn the_source_hears_of_the_end_on_the_connection_on_which_it_has_answered_last() {
-        let (far, _asked, _pages, mut receiver) = far_of(0, Some("this one".to_owned()));
-        far.inbox.lock().has_go = true;
-        let mut last = accepted(&far);
-        assert!(far.receive(&mut receiver, &|| true));
-        far.sender.lock().send(Kind::Complete, &[], &PATIENT).expect("there is room");
+        let (remote, _asked, _pages, mut receiver) = remote_of(0, Some("this one".to_owned()));
+        remote.inbox.lock().has_go = true;
+        let mut last = accepted(&remote);
+        assert!(remote.receive(&mut receiver, &|| true));
+        remote.sender.lock().send(Kind::Complete, &[], &PATIENT).expect("there is room");
         last.asked.expect(Kind::Complete, &mut Vec::new(), &PATIENT).expect("it hears of it");
-        assert_eq!((far.why_cut(), far.cuts(), far.take_client().is_some()), (None, 1, true));
+        assert_eq!((remote.why_cut(), remote.cuts(), remote.take_client().is_some()), (None, 1, true));
     }
 
     #[test]
     fn a_connection_that_is_accepted_after_the_end_is_refused_on_both_sides() {
-        let (far, _asked, _pages, mut receiver) = far_of(0, Some("this one".to_owned()));
-        far.inbox.lock().has_go = true;
-        assert!(far.receive(&mut receiver, &|| true));
-        let mut late = accepted(&far);
+        let (remote, _asked, _pages, mut receiver) = remote_of(0, Some("this one".to_owned()));
+        remote.inbox.lock().has_go = true;
+        assert!(remote.receive(&mut receiver, &|| true));
+        let mut late = accepted(&remote);
         assert_eq!(answer(&late).expect_err("all has come"), NOTHING_MISSING);
         let told = late.asked.next(&mut Vec::new(), &PATIENT);
         assert!(matches!(&told, Err(Lost::Refused(why)) if why.contains("no page of its RAM is missing")), "{told:?}");
@@ -829,13 +829,13 @@ mod tests {
 
     #[test]
     fn a_read_waits_for_another_connection_of_the_same_migration_and_is_asked_for_again() {
-        let (far, mut asked, mut pages, mut receiver) = far_of(2, Some("this one".to_owned()));
-        assert_eq!(far.why_cut(), None);
+        let (remote, mut asked, mut pages, mut receiver) = remote_of(2, Some("this one".to_owned()));
+        assert_eq!(remote.why_cut(), None);
         std::thread::scope(|scope| {
-            let of = far.clone();
+            let of = remote.clone();
             let received = scope.spawn(move || of.receive(&mut receiver, &|| true));
-            scope.spawn(|| far.try_offers(&|| true));
-            let of = far.clone();
+            scope.spawn(|| remote.try_offers(&|| true));
+            let of = remote.clone();
             let read = scope.spawn(move || {
                 let mut into = vec![9; WINDOW];
                 of.read(WindowIndex::new(1), &mut into).map(|()| into[0])
@@ -843,39 +843,39 @@ mod tests {
             assert_eq!(wishes(&mut asked, 1), [(1, true)]);
             pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
             drop((asked, pages));
-            while far.why_cut().is_none() {
+            while remote.why_cut().is_none() {
                 std::thread::yield_now();
             }
 
-            refuses_another_migration(&far);
-            let mut right = offered(&far);
+            refuses_another_migration(&remote);
+            let mut right = offered(&remote);
             greet(&mut right, "this one").expect("it is the right one");
             assert_eq!(wishes(&mut right.asked, 1), [(1, true)], "once more");
             send(&mut right.pages, &head(1, &[0, 1], &[]), &[7, 8]);
             assert_eq!(read.join().expect("it does not panic").expect("it came"), 7);
-            assert_eq!((far.why_cut(), far.cuts()), (None, 1));
+            assert_eq!((remote.why_cut(), remote.cuts()), (None, 1));
             assert_eq!(wishes(&mut right.asked, 1), [(0, false)], "the background goes on");
             send(&mut right.pages, &head(0, &[0, 1], &[]), &[1, 1]);
             assert!(received.join().expect("it does not panic"));
-            assert!(far.offer(another().offer).expect_err("all is here").contains("no page of its RAM is missing"));
+            assert!(remote.offer(another().offer).expect_err("all is here").contains("no page of its RAM is missing"));
         });
     }
 
     #[test]
     fn a_guest_that_has_ended_waits_for_no_other_connection() {
-        let (far, _asked, mut pages, mut receiver) = far_of(2, Some(String::new()));
+        let (remote, _asked, mut pages, mut receiver) = remote_of(2, Some(String::new()));
         std::thread::scope(|scope| {
-            let of = far.clone();
+            let of = remote.clone();
             let received = scope.spawn(move || of.receive(&mut receiver, &|| true));
             pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
             drop(pages);
-            while far.why_cut().is_none() {
+            while remote.why_cut().is_none() {
                 std::thread::yield_now();
             }
-            assert!(far.takes_no_other(), "the last one is lost");
+            assert!(remote.takes_no_other(), "the last one is lost");
             assert!(!received.join().expect("it does not panic"));
-            assert!(far.read(WindowIndex::new(1), &mut vec![0; WINDOW]).is_err());
-            assert!(!far.takes_no_other());
+            assert!(remote.read(WindowIndex::new(1), &mut vec![0; WINDOW]).is_err());
+            assert!(!remote.takes_no_other());
         });
     }
 }

@@ -1,5 +1,5 @@
-//! The place of a result. It is tried before anything runs, so that a typo does not lose a result. It is put in
-//! place whole at the end, so that a failure leaves nothing behind, and neither does a killed run.
+//! The file of a result, which an option names. It is tried before anything runs, so that a typo does not lose a
+//! result. It is put in place whole at the end, so that a failure leaves nothing behind, and neither does a killed run.
 //!
 //! ```text
 //!   no file, or a file         at the end a new file beside it ──▶ renamed over it, complete
@@ -32,44 +32,44 @@ const FILE_MODE: u32 = 0o666;
 /// Name of standard output for options that take a file; a file of that name is `./-`.
 const STANDARD_OUTPUT: &str = "-";
 
-/// An open place that an option named.
-pub struct NamedPlace {
+/// File, device or standard output that an option named, open for a result.
+pub struct OutputFile {
     option: &'static str,
     path: PathBuf,
-    file: PlaceFile,
+    file: Destination,
 }
 
-enum PlaceFile {
+enum Destination {
     /// A new file in this folder becomes the file of that name.
     In(PathBuf),
     /// A device or a FIFO, or standard output.
     AsItIs(File),
 }
 
-impl NamedPlace {
+impl OutputFile {
     /// Opens the place that `option` names, or tries whether a new file can be made beside it.
     ///
     /// # Errors
     /// [`Failure::Output`] if it cannot be written to.
-    pub fn open(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
+    pub fn open(option: &'static str, path: &Path) -> Result<OutputFile, Failure> {
         if is_standard_output(path) {
             let file = io::stdout().as_fd().try_clone_to_owned();
             let file = file.map_err(|error| cannot_write(option, path, error))?.into();
-            return Ok(NamedPlace { option, path: path.to_owned(), file: PlaceFile::AsItIs(file) });
+            return Ok(OutputFile { option, path: path.to_owned(), file: Destination::AsItIs(file) });
         }
         // Through a symbolic link: its target is written, and the link stays.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match fs::metadata(&path) {
             Ok(is) if !is.is_file() => {
                 let file = open_as_it_is(&path, is.file_type()).map_err(|why| cannot_write(option, &path, why))?;
-                Ok(NamedPlace { option, path, file: PlaceFile::AsItIs(file) })
+                Ok(OutputFile { option, path, file: Destination::AsItIs(file) })
             }
-            _ => NamedPlace::in_its_folder(option, path),
+            _ => OutputFile::in_its_folder(option, path),
         }
     }
 
     /// Tries whether a new file of that name can be made.
-    fn in_its_folder(option: &'static str, path: PathBuf) -> Result<NamedPlace, Failure> {
+    fn in_its_folder(option: &'static str, path: PathBuf) -> Result<OutputFile, Failure> {
         let cannot = |why: &dyn std::fmt::Display| cannot_write(option, &path, why);
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {
@@ -78,14 +78,14 @@ impl NamedPlace {
         // Absolute, in case the process changes its folder later.
         let folder = std::path::absolute(folder).map_err(|error| cannot(&error))?;
         new_file_in(&folder).map_err(|error| cannot(&error))?;
-        Ok(NamedPlace { option, path, file: PlaceFile::In(folder) })
+        Ok(OutputFile { option, path, file: Destination::In(folder) })
     }
 
-    /// As [`NamedPlace::open`], for a file that must be replaced by a rename.
+    /// As [`OutputFile::open`], for a file that must be replaced by a rename.
     ///
     /// # Errors
     /// [`Failure::Output`] if the name is not that of a file, or no file can be made.
-    pub fn open_file(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
+    pub fn open_file(option: &'static str, path: &Path) -> Result<OutputFile, Failure> {
         refuse_standard_output(option, path)?;
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match fs::metadata(&path) {
@@ -93,15 +93,15 @@ impl NamedPlace {
                 let why = format!("it is {}: name a file", kind_name(is.file_type()));
                 Err(cannot_write(option, &path, why))
             }
-            _ => NamedPlace::in_its_folder(option, path),
+            _ => OutputFile::in_its_folder(option, path),
         }
     }
 
     /// The folder in which the result's file is made; `None` if no file is made.
     pub fn folder(&self) -> Option<&Path> {
         match &self.file {
-            PlaceFile::In(folder) => Some(folder),
-            PlaceFile::AsItIs(_) => None,
+            Destination::In(folder) => Some(folder),
+            Destination::AsItIs(_) => None,
         }
     }
 
@@ -117,8 +117,8 @@ impl NamedPlace {
     pub fn put(self, bytes: &[u8]) -> Result<(), Failure> {
         let cannot = |error: io::Error| cannot_write(self.option, &self.path, error);
         match self.file {
-            PlaceFile::AsItIs(mut file) => file.write_all(bytes).map_err(cannot),
-            PlaceFile::In(folder) => {
+            Destination::AsItIs(mut file) => file.write_all(bytes).map_err(cannot),
+            Destination::In(folder) => {
                 let mut file = new_file_in(&folder).map_err(cannot)?;
                 file.write_all(bytes).map_err(cannot)?;
                 file.persist(&folder.join(self.path.file_name().unwrap_or_default())).map(drop).map_err(cannot)
@@ -132,8 +132,8 @@ impl NamedPlace {
     /// [`Failure::Output`]; an existing file is then unchanged.
     pub fn begin_new(self) -> Result<NewFile, Failure> {
         let file = match self.file {
-            PlaceFile::AsItIs(file) => NewFileIn::AsItIs(file),
-            PlaceFile::In(folder) => {
+            Destination::AsItIs(file) => NewFileIn::AsItIs(file),
+            Destination::In(folder) => {
                 let file = new_file_in(&folder);
                 NewFileIn::Folder(file.map_err(|error| cannot_write(self.option, &self.path, error))?)
             }
@@ -147,8 +147,8 @@ impl NamedPlace {
     /// [`Failure::Output`]; an existing file is then unchanged.
     pub fn begin(self) -> Result<File, Failure> {
         match self.file {
-            PlaceFile::AsItIs(file) => Ok(file),
-            PlaceFile::In(folder) => {
+            Destination::AsItIs(file) => Ok(file),
+            Destination::In(folder) => {
                 let cannot = |error: io::Error| cannot_write(self.option, &self.path, error);
                 let file = new_file_in(&folder).map_err(cannot)?;
                 file.persist(&self.path).map_err(cannot)
