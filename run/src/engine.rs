@@ -54,7 +54,7 @@ use crate::session::{Observed, Session};
 use crate::setup::setup;
 use crate::snapshot::SavedRun;
 use crate::snapshot::parts::SavedParts;
-use crate::snapshot::restoring::taking_apart::TakingApart;
+use crate::snapshot::restoring::teardown::Teardown;
 use crate::snapshot::restoring::{Continued, Restoring};
 use crate::spec::{Console, RunSpec};
 use crate::summary::summarise;
@@ -306,7 +306,7 @@ impl<'a> Prepared<'a> {
         let kept = Kept::start(guarantee, short, &policy, &self.session, &self.front, self.sandbox.clone());
         // The environment is read while the guest starts: reading some files takes as long as the start itself.
         let environment = Environment::capture();
-        let taking_apart = self.start_taking_apart()?;
+        let teardown = self.start_teardown()?;
         self.sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
         let sandboxed = guest.sandboxed();
         if let Some(incoming) = &self.incoming
@@ -315,20 +315,20 @@ impl<'a> Prepared<'a> {
             // Its devices may wait for RAM that does not come now: the source must not wait for them.
             incoming.refuse(&why.to_string());
             drop((kept, registration, saving));
-            self.take_apart(taking_apart, guest);
+            self.tear_down(teardown, guest);
             return Err(why);
         }
         let paging = plan.paging;
         // The plan is given back with the sandbox.
         self.plan = Some(plan);
         let _registration = registration;
-        let work = GuestWork { saving, guest, taking_apart, console, _registration, policy, kept };
+        let work = GuestWork { saving, guest, teardown, console, _registration, policy, kept };
         let work = Working::Guest(Box::new(work));
         Ok(Running { work, paging, environment, sandboxed, watched, of: self })
     }
 
     /// Starts the thread that drops a guest of which a part of RAM may not come. It does what the main thread would.
-    fn start_taking_apart(&self) -> Result<Option<TakingApart<RunningGuest>>, Failure> {
+    fn start_teardown(&self) -> Result<Option<Teardown<RunningGuest>>, Failure> {
         if self.restoring.is_none() && self.incoming.is_none() {
             return Ok(None);
         }
@@ -337,20 +337,20 @@ impl<'a> Prepared<'a> {
             let entered = sandbox.iter().try_for_each(|sandbox| sandbox.enter_thread(ThreadKind::Main));
             entered.unwrap_or_else(|error| panic!("cannot restrict the thread that takes the guest apart: {error}"));
         };
-        TakingApart::start(begin)
+        Teardown::start(begin)
             .map(Some)
             .map_err(|error| Failure::Host(format!("cannot start the thread that takes the guest apart: {error}")))
     }
 
     /// Drops the guest, unless a part of its RAM is lost: a device may sleep in a touch of RAM that will not come, and
     /// only the end of the process ends it.
-    fn take_apart(&self, taking_apart: Option<TakingApart<RunningGuest>>, guest: RunningGuest) {
+    fn tear_down(&self, teardown: Option<Teardown<RunningGuest>>, guest: RunningGuest) {
         let has_lost_ram = || {
             self.restoring.as_ref().is_some_and(|restoring| restoring.has_failed())
                 || self.incoming.as_ref().is_some_and(|incoming| incoming.has_failed())
         };
-        match taking_apart {
-            Some(taking_apart) => _ = taking_apart.take_apart(guest, has_lost_ram),
+        match teardown {
+            Some(teardown) => _ = teardown.tear_down(guest, has_lost_ram),
             None => drop(guest),
         }
     }
@@ -486,7 +486,7 @@ struct GuestWork {
     saving: Option<Arc<SavingThread>>,
     guest: RunningGuest,
     /// Drops the guest, where a part of its RAM may still be lost.
-    taking_apart: Option<TakingApart<RunningGuest>>,
+    teardown: Option<Teardown<RunningGuest>>,
     console: Option<Box<dyn GuestConsole>>,
     _registration: Option<Registered>,
     policy: Arc<PolicySwitch>,
@@ -504,14 +504,14 @@ impl<'a> Running<'a> {
                 (ended, 0, of.session.at_end(), 0, None)
             }
             Working::Guest(work) => {
-                let GuestWork { saving, guest, taking_apart, console, _registration, policy, kept } = *work;
+                let GuestWork { saving, guest, teardown, console, _registration, policy, kept } = *work;
                 let restarts = Restarts::new(&of.session, &policy, of.spec.is_prefaulted);
                 let (ended, resets) = guest.wait(of.spec.timeout, of.interrupts, restarts);
                 migrated = saving.and_then(SavingThread::end);
                 let ended = if migrated.is_some() { Ended::Migrated } else { ended };
                 of.incoming.iter().for_each(|incoming| incoming.give_up());
                 let ram_at_end = of.session.at_end();
-                of.take_apart(taking_apart, guest);
+                of.tear_down(teardown, guest);
                 let guarantee = kept.map(|kept| kept.report(ram_at_end.as_ref()));
                 (ended, resets, ram_at_end, console.map_or(0, GuestConsole::end), guarantee)
             }

@@ -393,7 +393,7 @@ impl RunningGuest {
         let mut left = timeout;
         loop {
             let exit = self.machine.wait(WaitLimits { timeout: left, stop: Some(interrupts.flag()) });
-            if exit != GuestExit::Reset || !self.machine.may_boot_again() {
+            if exit != GuestExit::Reset || !self.machine.may_reboot() {
                 return (Self::ended(exit, interrupts), self.machine.resets());
             }
             if let Err(why) = restarts.restart(&self.machine) {

@@ -19,7 +19,7 @@ use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_protocol::CommandLine;
 use wideleaf_protocol::arguments::KEY_KERNEL;
 use wideleaf_vmm::HostLimits;
-use wideleaf_vmm::boot::room::{free_with_ram, ram_with_free};
+use wideleaf_vmm::boot::free_ram::{free_with_ram, ram_with_free};
 use wideleaf_vmm::config;
 
 use crate::failure::Failure;

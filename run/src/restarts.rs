@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_memory::actuators::clear::Pages;
 use wideleaf_vmm::Machine;
-use wideleaf_vmm::boot::again::BootAgainError;
+use wideleaf_vmm::boot::reboot::RebootError;
 
 use crate::policy_switch::PolicySwitch;
 use crate::session::Session;
@@ -45,7 +45,7 @@ pub enum NoRestart {
     Loop(Duration),
     /// The machine could not be restored to its initial state.
     #[error("cannot boot the guest again after its reset: {0}")]
-    Failed(#[from] BootAgainError),
+    Failed(#[from] RebootError),
 }
 
 impl<'a> Restarts<'a> {
@@ -68,7 +68,7 @@ impl<'a> Restarts<'a> {
             machine.put_back(self.pages)?;
             // The end of a line that was cut off has arrived by now.
             self.session.forget_guest();
-            machine.boot_again();
+            machine.reboot();
             // The guest may already run; what the manager finds belongs to this boot.
             if let Some(resting) = resting {
                 resting.begin_anew(policy);

@@ -11,16 +11,16 @@
 //! ```
 //!
 //! A machine that boots again after a reset repeats step 5, and sets vCPUs, interrupt controllers and
-//! devices back: [`again`]. A machine that continues from a snapshot has its state in place of steps 1, 5 and the
+//! devices back: [`reboot`]. A machine that continues from a snapshot has its state in place of steps 1, 5 and the
 //! registers of 6: [`restore`].
 //!
 //! The way to the guest's first byte is short on purpose; [`SetupTimes`] records the time of each step.
 
-pub mod again;
+pub mod free_ram;
 pub mod image;
 pub mod load;
+pub mod reboot;
 pub mod restore;
-pub mod room;
 
 use std::borrow::Cow;
 use std::io;
@@ -54,9 +54,9 @@ use crate::machine::Hardware;
 use crate::run_loop::OnReset;
 use crate::x86::cpuid::Timing;
 use crate::x86::{acpi, cpuid, fault_report, layout, registers};
-use again::BootAgain;
 use image::{Image, ImageError};
 use load::Loaded;
+use reboot::Reboot;
 
 /// The reasons why a VM cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -253,8 +253,8 @@ pub(crate) struct Prepared {
     /// CPUID of each vCPU.
     pub(crate) cpuids: Vec<CpuId>,
     /// State that another boot needs; `None` where a reset ends the run.
-    pub(crate) again: Option<BootAgain>,
-    /// State of each vCPU as it was created, by vCPU, where there is `again`.
+    pub(crate) reboot: Option<Reboot>,
+    /// State of each vCPU as it was created, by vCPU, where there is `reboot`.
     pub(crate) fresh: Vec<SavedVcpu>,
     /// Rest of each vCPU's state, by vCPU, where the machine continues from a snapshot.
     pub(crate) late: Vec<LateState>,
@@ -351,17 +351,17 @@ pub(crate) fn prepare(
     // A directly started guest has no means to reset its machine.
     let is_the_end = is_direct || config.on_reset() == OnReset::Stop;
     let msrs: Arc<[u32]> = system.msrs()?.into();
-    let (mut again, mut fresh) = (None, Vec::new());
+    let (mut reboot, mut fresh) = (None, Vec::new());
     if !is_the_end {
         fresh = vcpus.iter().map(|vcpu| SavedVcpu::take(vcpu, &msrs)).collect::<Result<_, _>>()?;
-        again = Some(BootAgain::new(config, boot_image, device_count, vm)?);
+        reboot = Some(Reboot::new(config, boot_image, device_count, vm)?);
         watch.lap("kept for a reset");
     }
 
     // 7. Devices.
     let boards = shell.connect(serial, devices, is_direct)?;
     watch.lap("devices");
-    Ok(boards.prepared(vcpus, image.name(), tsc_hz, Kept { msrs, cpuids, again, fresh, late: Vec::new() }))
+    Ok(boards.prepared(vcpus, image.name(), tsc_hz, Kept { msrs, cpuids, reboot, fresh, late: Vec::new() }))
 }
 
 /// The results of steps 2 to 4.
@@ -451,7 +451,7 @@ struct Boards {
 struct Kept {
     msrs: Arc<[u32]>,
     cpuids: Vec<CpuId>,
-    again: Option<BootAgain>,
+    reboot: Option<Reboot>,
     fresh: Vec<SavedVcpu>,
     late: Vec<LateState>,
 }
@@ -459,7 +459,7 @@ struct Kept {
 impl Boards {
     fn prepared(self, vcpus: Vec<Vcpu>, entry_name: &'static str, tsc_hz: Option<u64>, kept: Kept) -> Prepared {
         let Boards { paging, memory, vm, serial, power_button, bus, device_threads, drivers } = self;
-        let Kept { msrs, cpuids, again, fresh, late } = kept;
+        let Kept { msrs, cpuids, reboot, fresh, late } = kept;
         Prepared {
             vm,
             vcpus,
@@ -474,7 +474,7 @@ impl Boards {
             tsc_hz,
             msrs,
             cpuids,
-            again,
+            reboot,
             fresh,
             late,
         }

@@ -10,7 +10,7 @@ use kvm_bindings::CpuId;
 use wideleaf_memory::actuators::clear::Pages;
 use wideleaf_memory::{GuestRam, SecondLevel};
 
-use crate::boot::again::{BootAgain, BootAgainError};
+use crate::boot::reboot::{Reboot, RebootError};
 use crate::boot::{self, BootError, BootImage, SetupTimes, Stopwatch};
 use crate::config::VmConfig;
 use crate::devices::serial::SerialPort;
@@ -68,7 +68,7 @@ pub struct Machine {
     entry_name: &'static str,
     tsc_hz: Option<u64>,
     cpuids: Vec<CpuId>,
-    again: Option<BootAgain>,
+    reboot: Option<Reboot>,
     entered: Option<Entered>,
 }
 
@@ -219,12 +219,12 @@ impl Machine {
             tsc_hz,
             msrs: _,
             cpuids,
-            again,
+            reboot,
             fresh,
             late,
         } = prepared;
         let kickers = vcpus.iter().map(crate::kvm::Vcpu::kicker).collect::<Result<Vec<_>, _>>()?;
-        let on_reset = if again.is_some() { OnReset::Restart } else { OnReset::Stop };
+        let on_reset = if reboot.is_some() { OnReset::Restart } else { OnReset::Stop };
         let control = RunControl::new(kickers, on_reset);
         let second_level = KvmSecondLevel::new(paging, Arc::clone(&vm), Arc::clone(&control), memory.clone());
         let second_level = Arc::new(second_level.watching(&vcpus));
@@ -243,7 +243,7 @@ impl Machine {
             entry_name,
             tsc_hz,
             cpuids,
-            again,
+            reboot,
             entered: None,
         };
         watch.lap("control");
@@ -342,7 +342,7 @@ impl Machine {
     /// Waits until the guest and all its vCPUs have ended. If a limit comes first, stops the VM.
     ///
     /// Where a reset is not the end ([`OnReset::Restart`]), [`GuestExit::Reset`] means that all vCPUs stand still,
-    /// until [`Machine::put_back`] and [`Machine::boot_again`] are called.
+    /// until [`Machine::put_back`] and [`Machine::reboot`] are called.
     pub fn wait(&self, limits: WaitLimits<'_>) -> GuestExit {
         let deadline = limits.timeout.and_then(|time| Instant::now().checked_add(time));
         loop {
@@ -369,24 +369,24 @@ impl Machine {
     /// previous boot comes.
     ///
     /// # Errors
-    /// [`BootAgainError`]; the caller must then stop the machine.
+    /// [`RebootError`]; the caller must then stop the machine.
     ///
     /// # Panics
     /// If a reset is the end of this machine.
-    pub fn put_back(&self, pages: Pages) -> Result<(), BootAgainError> {
-        let again = self.again.as_ref().expect("only a machine that may boot again stands still for it");
-        again.prepare(&self.vm, &self.bus, &self.memory, self.vm.ram(), pages)
+    pub fn put_back(&self, pages: Pages) -> Result<(), RebootError> {
+        let reboot = self.reboot.as_ref().expect("only a machine that may boot again stands still for it");
+        reboot.prepare(&self.vm, &self.bus, &self.memory, self.vm.ram(), pages)
     }
 
     /// Sets the vCPUs back and resumes them, after [`Machine::put_back`]. The next [`Machine::wait`] reports a stop
     /// in the meantime, and a vCPU that cannot be set back.
-    pub fn boot_again(&self) {
+    pub fn reboot(&self) {
         self.control.put_back();
     }
 
     /// Whether a reset of the machine is not the end.
-    pub fn may_boot_again(&self) -> bool {
-        self.again.is_some()
+    pub fn may_reboot(&self) -> bool {
+        self.reboot.is_some()
     }
 
     /// Number of boots after the first one.

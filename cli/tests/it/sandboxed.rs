@@ -102,7 +102,7 @@ fn threads_that_read_a_restored_guest_s_memory_are_restricted_and_read_it_from_a
     let mut running = Running::start(&scratch, &arguments);
     let threads = threads(&mut running);
     are_restricted(&threads);
-    for name in ["restore-", "save", "taking-apart"] {
+    for name in ["restore-", "save", "teardown"] {
         let has_name = threads.iter().any(|status| field(status, "Name").starts_with(name));
         assert!(has_name, "no thread {name}: {threads:?}");
     }

@@ -30,7 +30,7 @@ use crate::report::RestoredReport;
 use crate::session::SavedSession;
 use crate::spec::{Prefetch, RestorePages, RunSpec};
 
-pub(crate) mod taking_apart;
+pub(crate) mod teardown;
 
 /// A VM that is about to continue.
 pub struct Restoring {

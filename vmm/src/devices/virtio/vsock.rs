@@ -12,10 +12,10 @@
 //! It needs no kernel module of the host and no root, and any program that can use a Unix socket can be
 //! the other end.
 
+mod connect_request;
 mod connection;
 mod connections;
 pub mod counters;
-mod greeting;
 pub mod host;
 pub mod packet;
 mod worker;

@@ -131,9 +131,9 @@ impl Connection {
     /// program still listens.
     pub(super) fn accepted(&mut self, ports: Ports) -> bool {
         self.is_asked = false;
-        let greeting = format!("OK {}\n", ports.host);
+        let answer = format!("OK {}\n", ports.host);
         // A new socket has room for it.
-        self.stream.write_all(greeting.as_bytes()).is_ok()
+        self.stream.write_all(answer.as_bytes()).is_ok()
     }
 
     /// Records the credit that every packet of the guest contains.

@@ -1,13 +1,13 @@
 //! All connections of a guest, and the packets that it has still to receive.
 //!
 //! ```text
-//!   programs of the host ── CONNECT PORT ──▶ greetings ─┐
+//!   programs of the host ── CONNECT PORT ──▶ requests ──┐
 //!                                                       ▼
 //!   packets of the guest ── by their ports ──▶ [`Connection`]s ── each in its turn ──▶ packets to the guest
 //!                          └ for none of them ──▶ resets ────────────────────────────▶
 //! ```
 //!
-//! Everything is bounded: connections, greetings, connections that only deliver their remaining data, waiting
+//! Everything is bounded: connections, requests, connections that only deliver their remaining data, waiting
 //! resets. While the resets are full, no packet of the guest is taken until the guest takes some of ours (Virtual
 //! I/O Device 1.2, section 5.10.6.1).
 
@@ -17,9 +17,9 @@ use std::sync::Arc;
 use event_manager::{EventOps, Events};
 use vmm_sys_util::epoll::EventSet;
 
+use super::connect_request::{ConnectRequest, RequestState};
 use super::connection::{Connection, Packet, Taken};
 use super::counters::Counting;
-use super::greeting::{Greeted, Greeting};
 use super::host::HostSocket;
 use super::packet::{HOST_CID, Header, Operation, Ports, STREAM};
 use crate::devices::virtio::counters::add;
@@ -31,7 +31,7 @@ pub const CONNECTIONS_MAX: usize = 256;
 
 /// Largest number of programs that have connected and not yet named a port. Beyond it, the one that took
 /// longest is disconnected.
-const GREETINGS_MAX: usize = 32;
+const REQUESTS_MAX: usize = 32;
 
 /// Largest number of resets that wait until the guest has a buffer.
 const RESETS_MAX: usize = 256;
@@ -52,7 +52,7 @@ pub(super) struct Connections {
     counting: Arc<Counting>,
     connections: HashMap<Ports, Connection>,
     by_token: HashMap<u32, Ports>,
-    greetings: VecDeque<(u32, Greeting)>,
+    requests: VecDeque<(u32, ConnectRequest)>,
     leaving: VecDeque<Connection>,
     /// Connections with a packet for the guest, in turn.
     turns: VecDeque<Ports>,
@@ -69,7 +69,7 @@ impl Connections {
             counting,
             connections: HashMap::new(),
             by_token: HashMap::new(),
-            greetings: VecDeque::new(),
+            requests: VecDeque::new(),
             leaving: VecDeque::new(),
             turns: VecDeque::new(),
             resets: VecDeque::new(),
@@ -176,23 +176,23 @@ impl Connections {
             Ok(stream) => stream,
             Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
         };
-        if self.greetings.len() == GREETINGS_MAX
-            && let Some((token, greeting)) = self.greetings.pop_front()
+        if self.requests.len() == REQUESTS_MAX
+            && let Some((token, request)) = self.requests.pop_front()
         {
             add(&self.counting.refused, 1);
-            let _ = ops.remove(Events::with_data(greeting.stream(), token, EventSet::empty()));
+            let _ = ops.remove(Events::with_data(request.stream(), token, EventSet::empty()));
         }
         let token = self.new_token();
         if ops.add(Events::with_data(&stream, token, EventSet::IN)).is_ok() {
-            self.greetings.push_back((token, Greeting::new(stream)));
+            self.requests.push_back((token, ConnectRequest::new(stream)));
         }
         true
     }
 
     /// Handles the events of a host socket: data, or room.
     pub(super) fn on_socket(&mut self, token: u32, events: EventSet, ops: &mut EventOps<'_>) {
-        if let Some(at) = self.greetings.iter().position(|(of, _)| *of == token) {
-            return self.on_greeting(at, ops);
+        if let Some(at) = self.requests.iter().position(|(of, _)| *of == token) {
+            return self.on_request(at, ops);
         }
         if let Some(at) = self.leaving.iter().position(|connection| connection.token == token) {
             return self.on_leaving(at, ops);
@@ -213,21 +213,21 @@ impl Connections {
         self.after(ports, ops);
     }
 
-    fn on_greeting(&mut self, at: usize, ops: &mut EventOps<'_>) {
-        let guest = match self.greetings[at].1.go_on() {
-            Greeted::NotYet => return,
-            Greeted::Port(guest) => self.make_room(ops).then_some(guest),
-            Greeted::Never => None,
+    fn on_request(&mut self, at: usize, ops: &mut EventOps<'_>) {
+        let guest = match self.requests[at].1.go_on() {
+            RequestState::NotYet => return,
+            RequestState::Port(guest) => self.make_room(ops).then_some(guest),
+            RequestState::Never => None,
         };
-        let Some((token, greeting)) = self.greetings.remove(at) else { return };
+        let Some((token, request)) = self.requests.remove(at) else { return };
         let Some(guest) = guest else {
             add(&self.counting.refused, 1);
-            let _ = ops.remove(Events::with_data(greeting.stream(), token, EventSet::empty()));
+            let _ = ops.remove(Events::with_data(request.stream(), token, EventSet::empty()));
             return;
         };
         let ports = Ports { host: self.new_host_port(guest), guest };
         self.by_token.insert(token, ports);
-        self.connections.insert(ports, Connection::from_host(greeting.into_stream(), token));
+        self.connections.insert(ports, Connection::from_host(request.into_stream(), token));
         self.after(ports, ops);
     }
 
@@ -310,8 +310,8 @@ impl Connections {
         for ports in self.connections.keys().copied().collect::<Vec<_>>() {
             self.remove(ports, ops);
         }
-        for (token, greeting) in self.greetings.drain(..) {
-            let _ = ops.remove(Events::with_data(greeting.stream(), token, EventSet::empty()));
+        for (token, request) in self.requests.drain(..) {
+            let _ = ops.remove(Events::with_data(request.stream(), token, EventSet::empty()));
         }
         while !self.leaving.is_empty() {
             self.cut_off(0, ops);
@@ -348,7 +348,7 @@ impl Connections {
         loop {
             let token = self.next_token;
             self.next_token = token.checked_add(1).unwrap_or(FIRST_TOKEN);
-            let mut others = self.greetings.iter().map(|(of, _)| *of).chain(self.leaving.iter().map(|of| of.token));
+            let mut others = self.requests.iter().map(|(of, _)| *of).chain(self.leaving.iter().map(|of| of.token));
             if !self.by_token.contains_key(&token) && others.all(|other| other != token) {
                 return token;
             }

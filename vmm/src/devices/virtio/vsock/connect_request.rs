@@ -9,14 +9,14 @@ const LINE_BYTES_MAX: usize = 20;
 
 /// A program that has not yet completed its line.
 #[derive(Debug)]
-pub(super) struct Greeting {
+pub(super) struct ConnectRequest {
     stream: UnixStream,
     line: Vec<u8>,
 }
 
 /// The state of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Greeted {
+pub(super) enum RequestState {
     /// More bytes have to come.
     NotYet,
     /// It asks for a connection to this port of the guest.
@@ -25,25 +25,25 @@ pub(super) enum Greeted {
     Never,
 }
 
-impl Greeting {
-    pub(super) fn new(stream: UnixStream) -> Greeting {
-        Greeting { stream, line: Vec::with_capacity(LINE_BYTES_MAX) }
+impl ConnectRequest {
+    pub(super) fn new(stream: UnixStream) -> ConnectRequest {
+        ConnectRequest { stream, line: Vec::with_capacity(LINE_BYTES_MAX) }
     }
 
     /// Reads on, but no byte behind the line's end: those belong to the guest.
-    pub(super) fn go_on(&mut self) -> Greeted {
+    pub(super) fn go_on(&mut self) -> RequestState {
         while self.line.len() < LINE_BYTES_MAX {
             let mut byte = [0];
             match self.stream.read(&mut byte) {
-                Ok(1) if byte == *b"\n" => return port_in(&self.line).map_or(Greeted::Never, Greeted::Port),
+                Ok(1) if byte == *b"\n" => return port_in(&self.line).map_or(RequestState::Never, RequestState::Port),
                 Ok(1) => self.line.push(byte[0]),
-                Ok(_) => return Greeted::Never,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Greeted::NotYet,
+                Ok(_) => return RequestState::Never,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return RequestState::NotYet,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Greeted::Never,
+                Err(_) => return RequestState::Never,
             }
         }
-        Greeted::Never
+        RequestState::Never
     }
 
     pub(super) fn stream(&self) -> &UnixStream {
@@ -78,14 +78,14 @@ mod tests {
     }
     #[test]
     fn the_longest_line_is_read_whole_and_a_longer_one_never_ends() {
-        let greeted = |line: &str| {
+        let state_after = |line: &str| {
             let (mut program, ours) = UnixStream::pair().unwrap();
             program.write_all(line.as_bytes()).unwrap();
-            Greeting::new(ours).go_on()
+            ConnectRequest::new(ours).go_on()
         };
         for end in ["\n", "\r\n"] {
-            assert_eq!(greeted(&format!("CONNECT 4294967295{end}")), Greeted::Port(u32::MAX), "{end:?}");
+            assert_eq!(state_after(&format!("CONNECT 4294967295{end}")), RequestState::Port(u32::MAX), "{end:?}");
         }
-        assert_eq!(greeted("CONNECT 42949672950\r\n"), Greeted::Never);
+        assert_eq!(state_after("CONNECT 42949672950\r\n"), RequestState::Never);
     }
 }

@@ -18,18 +18,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A thread that waits for a value to drop.
 #[derive(Debug)]
-pub(crate) struct TakingApart<T> {
+pub(crate) struct Teardown<T> {
     values: Sender<T>,
     dropped: Receiver<()>,
     thread: JoinHandle<()>,
 }
 
-impl<T: Send + 'static> TakingApart<T> {
+impl<T: Send + 'static> Teardown<T> {
     /// Starts the thread, which calls `begin` first. Without a value to drop it ends with this.
     ///
     /// # Errors
     /// Error of the kernel if it cannot start a thread.
-    pub(crate) fn start(begin: impl FnOnce() + Send + 'static) -> io::Result<TakingApart<T>> {
+    pub(crate) fn start(begin: impl FnOnce() + Send + 'static) -> io::Result<Teardown<T>> {
         let ((values, handed), (done, dropped)) = (channel::<T>(), channel());
         let work = move || {
             begin();
@@ -38,8 +38,8 @@ impl<T: Send + 'static> TakingApart<T> {
                 let _ = done.send(());
             }
         };
-        let thread = std::thread::Builder::new().name("taking-apart".into()).spawn(work)?;
-        Ok(TakingApart { values, dropped, thread })
+        let thread = std::thread::Builder::new().name("teardown".into()).spawn(work)?;
+        Ok(Teardown { values, dropped, thread })
     }
 
     /// Drops the value, and waits for that unless RAM is lost: the value then stays until the process ends. Returns
@@ -47,7 +47,7 @@ impl<T: Send + 'static> TakingApart<T> {
     ///
     /// # Panics
     /// As the drop of the value does.
-    pub(crate) fn take_apart(self, value: T, has_lost_ram: impl Fn() -> bool) -> bool {
+    pub(crate) fn tear_down(self, value: T, has_lost_ram: impl Fn() -> bool) -> bool {
         if has_lost_ram() {
             std::mem::forget(value);
             return false;
@@ -85,35 +85,35 @@ mod tests {
         }
     }
 
-    fn start() -> (TakingApart<Waits>, Sender<()>, Waits, Arc<AtomicBool>) {
+    fn start() -> (Teardown<Waits>, Sender<()>, Waits, Arc<AtomicBool>) {
         let (wake, sleep) = channel();
         let is_dropped = Arc::new(AtomicBool::new(false));
-        (TakingApart::start(|| ()).expect("a thread"), wake, Waits(sleep, is_dropped.clone()), is_dropped)
+        (Teardown::start(|| ()).expect("a thread"), wake, Waits(sleep, is_dropped.clone()), is_dropped)
     }
 
     #[test]
     fn a_guest_is_gone_before_the_run_goes_on() {
-        let (taking_apart, wake, guest, is_dropped) = start();
+        let (teardown, wake, guest, is_dropped) = start();
         drop(wake);
-        assert!(taking_apart.take_apart(guest, || false));
+        assert!(teardown.tear_down(guest, || false));
         assert!(is_dropped.load(Ordering::SeqCst));
     }
 
     #[test]
     fn ram_that_is_lost_while_a_device_sleeps_in_it_ends_the_wait_and_wakes_nothing() {
-        let (taking_apart, wake, guest, is_dropped) = start();
+        let (teardown, wake, guest, is_dropped) = start();
         let looks = AtomicBool::new(false);
         // Not at the first look, which comes before the drop.
-        assert!(!taking_apart.take_apart(guest, || looks.swap(true, Ordering::SeqCst)));
+        assert!(!teardown.tear_down(guest, || looks.swap(true, Ordering::SeqCst)));
         assert!(!is_dropped.load(Ordering::SeqCst), "the device still sleeps");
         drop(wake);
     }
 
     #[test]
     fn with_ram_that_is_lost_already_nothing_is_taken_apart() {
-        let (taking_apart, wake, guest, is_dropped) = start();
+        let (teardown, wake, guest, is_dropped) = start();
         drop(wake);
-        assert!(!taking_apart.take_apart(guest, || true));
+        assert!(!teardown.tear_down(guest, || true));
         assert!(!is_dropped.load(Ordering::SeqCst));
     }
 
@@ -126,6 +126,6 @@ mod tests {
                 panic!("this panic is part of the test")
             }
         }
-        TakingApart::start(|| ()).expect("a thread").take_apart(Panics, || false);
+        Teardown::start(|| ()).expect("a thread").tear_down(Panics, || false);
     }
 }

@@ -26,7 +26,7 @@ use crate::run_loop::PAUSE_WAIT_MAX;
 
 /// State for another boot that is not part of the machine.
 #[derive(Debug)]
-pub(crate) struct BootAgain {
+pub(crate) struct Reboot {
     config: VmConfig,
     image: BootImage,
     devices: usize,
@@ -37,7 +37,7 @@ pub(crate) struct BootAgain {
 
 /// The reasons why a machine does not boot again.
 #[derive(Debug, thiserror::Error)]
-pub enum BootAgainError {
+pub enum RebootError {
     /// Moving guest RAM failed midway, and the machine is paused for good.
     #[error("cannot use its memory any more: moving it failed midway; start a new guest")]
     PausedForGood,
@@ -52,18 +52,18 @@ pub enum BootAgainError {
     Kvm(#[from] KvmError),
 }
 
-impl BootAgain {
+impl Reboot {
     /// Takes the machine's state before its vCPUs run.
-    pub(super) fn new(config: &VmConfig, image: &BootImage, devices: usize, vm: &Vm) -> Result<BootAgain, BootError> {
+    pub(super) fn new(config: &VmConfig, image: &BootImage, devices: usize, vm: &Vm) -> Result<Reboot, BootError> {
         let host = LinuxHost::open().map_err(BootError::Host)?;
         let interrupts = SavedInterrupts::take(vm)?;
-        Ok(BootAgain { config: config.clone(), image: image.clone(), devices, interrupts, host })
+        Ok(Reboot { config: config.clone(), image: image.clone(), devices, interrupts, host })
     }
 
     /// Runs steps 1 to 4.
     ///
     /// # Errors
-    /// [`BootAgainError`]; the machine must not run afterwards.
+    /// [`RebootError`]; the machine must not run afterwards.
     pub(crate) fn prepare(
         &self,
         vm: &Vm,
@@ -71,10 +71,10 @@ impl BootAgain {
         memory: &DeviceMemory,
         ram: &GuestRam,
         pages: Pages,
-    ) -> Result<(), BootAgainError> {
+    ) -> Result<(), RebootError> {
         // A device that waits at a closed gate would never finish its work.
         if !memory.gate().is_open_within(PAUSE_WAIT_MAX) {
-            return Err(BootAgainError::PausedForGood);
+            return Err(RebootError::PausedForGood);
         }
         bus.reset();
         clear(&self.host, ram, pages)?;
