@@ -111,7 +111,7 @@ fn a_kernel_that_keeps_empty_page_tables_collapses_and_contents_survive_in_the_l
 
 #[test]
 fn contents_survive_windows_that_are_swapped_sampled_and_split_in_the_lab() {
-    let windows = ["contents_survive::", "moved_windows::", "minor_faults::", "sensed_and_meddled::"];
+    let windows = ["contents_survive::", "moved_windows::", "minor_faults::", "sensors_and_actuators::"];
     tests_pass_in_lab(LabKernel::Newest, "wideleaf-guest-tests", "it", &windows);
 }
 

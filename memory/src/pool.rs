@@ -31,8 +31,8 @@ mod lease;
 mod lock;
 mod making;
 mod mounts;
+mod node_memory;
 mod resize;
-mod room;
 
 use files::{KernelFiles, PoolFiles};
 pub use granted::{Granted, NodePages};
@@ -41,8 +41,8 @@ pub use intent::{Intent, Settled};
 pub use lease::PoolLease;
 pub use making::{MadeBy, NewPages, NotMade};
 pub use mounts::HugetlbMount;
+pub use node_memory::{Blocks, NoRoom, NodeRoom};
 pub use resize::{Note, OnShortage, Plan, Release, Request, Returned};
-pub use room::{Blocks, NoRoom, NodeRoom};
 
 /// Maximum number of reads of a pool with numbers that contradict each other, before that is an error. The numbers
 /// are read one after the other, so one read may fall between two changes by the kernel; three in a row do not.

@@ -13,5 +13,5 @@ mod moved_windows;
 mod numa;
 mod pattern_guest;
 mod reserved_frames;
-mod sensed_and_meddled;
+mod sensors_and_actuators;
 mod slow_disk;

@@ -18,8 +18,8 @@ use core::ops::Range;
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use crate::arena::{Layout, Place, Typed};
+use crate::copy;
 use crate::mesh::{self, BLOCKS_MAX, Blocks, CELLS_MAX, ROW_MAX, Shape, VARIABLES_MAX, report_rate};
-use crate::moves;
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, sum};
 use crate::registry::{Figure, Kernel, MemoryNeed};
@@ -268,7 +268,7 @@ fn count_wrong_in(shape: &Shape, index: usize, block: &[f64], passes: usize) -> 
 fn copy_layers(shape: &Shape, first: usize, block: &[f64], layers: &mut [f64]) {
     let length = shape.guards * shape.variables;
     for (start, layer) in shape.rows(0).zip(layers.chunks_exact_mut(length)) {
-        moves::copy(&block[start + first * shape.variables..][..length], layer);
+        copy::copy(&block[start + first * shape.variables..][..length], layer);
     }
 }
 
@@ -276,7 +276,7 @@ fn copy_layers(shape: &Shape, first: usize, block: &[f64], layers: &mut [f64]) {
 fn set_layers(shape: &Shape, first: usize, block: &mut [f64], layers: &[f64]) {
     let length = shape.guards * shape.variables;
     for (start, layer) in shape.rows(0).zip(layers.chunks_exact(length)) {
-        moves::copy(layer, &mut block[start + first * shape.variables..][..length]);
+        copy::copy(layer, &mut block[start + first * shape.variables..][..length]);
     }
 }
 
@@ -285,7 +285,7 @@ fn wrap_guards(shape: &Shape, direction: usize, block: &mut [f64]) {
     let (stride, variables) = (shape.strides()[direction], shape.variables);
     for start in shape.rows(direction) {
         let mut copy =
-            |from: usize, to: usize| moves::copy_within(block, start + from * stride, start + to * stride, variables);
+            |from: usize, to: usize| copy::copy_within(block, start + from * stride, start + to * stride, variables);
         for layer in 0..shape.guards {
             copy(shape.cells + layer, layer);
             copy(shape.guards + layer, shape.guards + shape.cells + layer);

@@ -49,13 +49,13 @@ pub mod arena;
 pub mod balloon;
 pub mod caches;
 pub mod chase;
+pub mod copy;
 pub mod disk;
 pub mod eos;
 pub mod gups;
 pub mod latency;
 pub mod latency_histogram;
 pub mod mesh;
-pub mod moves;
 #[cfg(any(test, feature = "std"))]
 pub mod native;
 pub mod net;

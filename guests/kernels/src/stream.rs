@@ -19,7 +19,7 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use crate::arena::{Layout, Place};
 use crate::caches;
-use crate::moves;
+use crate::copy;
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
 use crate::platform::ticks_to_seconds;
@@ -262,7 +262,7 @@ impl<'m> Arrays<'m> {
 fn copy(platform: &dyn Platform, arrays: &mut Arrays<'_>) {
     let Arrays { a, c, .. } = arrays;
     let (a, members) = (&**a, platform.vcpus());
-    deal(platform, split(c, members).zip(ranges(a.len(), members)), |_, (c, range)| moves::copy(&a[range], c));
+    deal(platform, split(c, members).zip(ranges(a.len(), members)), |_, (c, range)| copy::copy(&a[range], c));
 }
 
 fn scale(platform: &dyn Platform, arrays: &mut Arrays<'_>) {

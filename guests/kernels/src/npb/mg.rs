@@ -20,7 +20,7 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 use super::classes::Class;
 use super::random::{Random, SEED};
 use crate::arena::{Layout, Place, Typed};
-use crate::moves;
+use crate::copy;
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, sum};
 use crate::registry::{Kernel, MemoryNeed};
@@ -216,8 +216,8 @@ impl Shape {
 
     /// Sets the first and the last of a series of `edge` parts.
     fn close_ends(self, parts: &mut [f64], part_len: usize) {
-        moves::copy_within(parts, self.inner() * part_len, 0, part_len);
-        moves::copy_within(parts, part_len, (self.inner() + 1) * part_len, part_len);
+        copy::copy_within(parts, self.inner() * part_len, 0, part_len);
+        copy::copy_within(parts, part_len, (self.inner() + 1) * part_len, part_len);
     }
 }
 

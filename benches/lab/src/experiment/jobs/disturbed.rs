@@ -32,12 +32,12 @@ use super::together::shared_time::{SharedTime, TimedPart};
 use super::wideleaf_run::MIB;
 use crate::experiment::host_state::fragmentation::{Hog, free_blocks_now};
 use crate::experiment::host_state::khugepaged;
+use guest_messages::GuestMessages;
 use machine::{Machine, Place};
-use said::Said;
 
+pub(super) mod guest_messages;
 pub(super) mod machine;
 pub(super) mod monitor;
-pub(super) mod said;
 
 /// Time over which the frequency of the clock is measured, to 0.01 %.
 const CLOCK_MEASURED_OVER: Duration = Duration::from_millis(50);
@@ -95,7 +95,7 @@ struct Deadline {
 struct Watched {
     machine: Machine,
     watch: Watch,
-    said: Said,
+    said: GuestMessages,
 }
 
 /// What was seen at one instant.
@@ -123,7 +123,7 @@ impl Scene<'_> {
     fn start(&mut self, number: u32) -> Result<(), Failure> {
         let machine = self.machine(&format!("stock-{number}"), None)?;
         let watch = Watch::of(machine.pid());
-        self.guests.push(Watched { machine, watch, said: Said::default() });
+        self.guests.push(Watched { machine, watch, said: GuestMessages::default() });
         self.wait("a guest's timed part", |guests| guests.iter().all(|guest| guest.said.began.is_some()))
     }
 
@@ -283,7 +283,7 @@ impl Scene<'_> {
 
     /// All measurements, from the event on, or from the start without one.
     fn measured(self, since: Option<Instant>) -> Result<Measured, Failure> {
-        let said: Vec<&Said> = self.guests.iter().map(|guest| &guest.said).collect();
+        let said: Vec<&GuestMessages> = self.guests.iter().map(|guest| &guest.said).collect();
         let why = "cannot measure: a guest made too few marks of progress; run it on a machine with less other work";
         let Rates { rates, same_time_percent } = Rates::of(&said, since).ok_or_else(|| Failure::Host(why.into()))?;
         let named = self.guests.iter().filter_map(|guest| Some(guest.said.hot?.0)).min();
@@ -331,7 +331,7 @@ struct Rates {
 impl Rates {
     /// After the event; without one, in the time in which all guests are at work: one that starts early has the CPUs
     /// with fewer others. `None` if a guest made too few marks.
-    fn of(said: &[&Said], since: Option<Instant>) -> Option<Rates> {
+    fn of(said: &[&GuestMessages], since: Option<Instant>) -> Option<Rates> {
         if let Some(since) = since {
             let rates = said.iter().map(|said| said.rate_since(since)).collect::<Option<_>>()?;
             return Some(Rates { rates, same_time_percent: None });
@@ -389,8 +389,8 @@ mod tests {
     }
 
     /// A guest that begins its timed part at that second, and does this number of updates in each second of it.
-    fn guest(started: Instant, begin_s: u64, updates: &[u64]) -> Said {
-        let mut said = Said::default();
+    fn guest(started: Instant, begin_s: u64, updates: &[u64]) -> GuestMessages {
+        let mut said = GuestMessages::default();
         let at = |second| started + Duration::from_secs(begin_s + second);
         said.hear(at(0), "@wideleaf hello version=1 kernel=gups vcpus=1 guest_page=2m tsc_hz=1 entry=pvh");
         said.hear(at(0), "@wideleaf begin phase=update tsc=0");

@@ -16,8 +16,8 @@ use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::undo::TemporaryFolder;
 
+use super::guest_messages::GuestMessages;
 use super::monitor::Monitor;
-use super::said::Said;
 
 /// A monitor that does not answer within this time never will.
 const LISTENS_WITHIN: Duration = Duration::from_secs(60);
@@ -124,7 +124,7 @@ impl Machine {
     }
 
     /// Lets the guest's lines be heard that have arrived.
-    pub(in crate::experiment::jobs) fn tell(&self, said: &mut Said) {
+    pub(in crate::experiment::jobs) fn tell(&self, said: &mut GuestMessages) {
         self.console.try_iter().for_each(|(at, line)| said.hear(at, &line));
     }
 
@@ -132,7 +132,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`Failure::Host`] with QEMU's own words.
-    pub(in crate::experiment::jobs) fn check(&mut self, said: &mut Said) -> Result<(), Failure> {
+    pub(in crate::experiment::jobs) fn check(&mut self, said: &mut GuestMessages) -> Result<(), Failure> {
         let Some(status) = self.child.try_wait().map_err(|error| cannot("wait for QEMU", &error))? else {
             return Ok(());
         };
@@ -142,7 +142,7 @@ impl Machine {
     }
 
     /// Ends QEMU and hears the last of its lines.
-    pub(in crate::experiment::jobs) fn end(mut self, said: &mut Said) {
+    pub(in crate::experiment::jobs) fn end(mut self, said: &mut GuestMessages) {
         self.kill();
         self.console.iter().for_each(|(at, line)| said.hear(at, &line));
     }

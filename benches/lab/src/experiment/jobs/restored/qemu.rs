@@ -16,8 +16,8 @@ use wideleaf_run::interrupts::Interrupts;
 
 use super::file::disk_mib;
 use super::{BESIDE, Continued, Look, PACE};
+use crate::experiment::jobs::disturbed::guest_messages::{GuestMessages, Names};
 use crate::experiment::jobs::disturbed::machine::{Machine, Place};
-use crate::experiment::jobs::disturbed::said::{Names, Said};
 use crate::experiment::jobs::qemu::Watch;
 use crate::experiment::jobs::wideleaf_run::MIB;
 
@@ -39,7 +39,7 @@ const SAVED: &str = "saved";
 pub(super) struct SavedFile {
     place: Place,
     guests: DisturbedGuests,
-    said: Said,
+    said: GuestMessages,
     told: Vec<(&'static str, f64)>,
     restores: u32,
 }
@@ -66,10 +66,10 @@ fn guests(work: &RestoredGuest) -> DisturbedGuests {
 /// Runs the guest until it works in its phase, and saves it at its end.
 pub(super) fn save(work: &RestoredGuest, interrupts: &Interrupts) -> Result<SavedFile, Failure> {
     let (place, guests) = (Place::make()?, guests(work));
-    let mut said = Said::of(Names { timed: work.phase.clone(), hot: work.hot.clone() });
+    let mut said = GuestMessages::of(Names { timed: work.phase.clone(), hot: work.hot.clone() });
     let mut machine = Machine::start(&place, &guests, "to-be-saved", None, interrupts)?;
     let at_most = Duration::from_millis(work.saved_after_ms) + BESIDE;
-    let is_ready = |said: &Said| said.began.is_some_and(|began| began.elapsed() >= BEFORE);
+    let is_ready = |said: &GuestMessages| said.began.is_some_and(|began| began.elapsed() >= BEFORE);
     until(&mut machine, &mut said, at_most, interrupts, |_, said| is_ready(said))?;
     let parameters = json!({ "max-bandwidth": UNLIMITED, "downtime-limit": PAUSE_MAX_MS });
     machine.monitor.command("migrate-set-parameters", &parameters)?;
@@ -137,10 +137,10 @@ fn of_qemu(look: &crate::experiment::jobs::qemu::Look, began: Instant) -> Look {
 /// Hears the guest until it is as wanted.
 fn until(
     machine: &mut Machine,
-    said: &mut Said,
+    said: &mut GuestMessages,
     at_most: Duration,
     interrupts: &Interrupts,
-    mut is_there: impl FnMut(&mut Machine, &Said) -> bool,
+    mut is_there: impl FnMut(&mut Machine, &GuestMessages) -> bool,
 ) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
@@ -163,7 +163,7 @@ fn until(
 /// Waits for the end of the save, and returns what QEMU tells of it.
 fn until_migrated(
     machine: &mut Machine,
-    said: &mut Said,
+    said: &mut GuestMessages,
     at_most: Duration,
     interrupts: &Interrupts,
 ) -> Result<Value, Failure> {

@@ -37,7 +37,7 @@ const EXIT: &str = "@wideleaf exit";
 
 /// What the guest said so far.
 #[derive(Debug, Default)]
-pub(in crate::experiment::jobs) struct Said {
+pub(in crate::experiment::jobs) struct GuestMessages {
     names: Names,
     tsc_hz: u64,
     /// All of the hot set that the guest has named.
@@ -66,16 +66,23 @@ struct Mark {
     done: u64,
 }
 
-impl Said {
+impl GuestMessages {
     /// What a guest says of these.
-    pub(in crate::experiment::jobs) fn of(names: Names) -> Said {
-        Said { names, ..Said::default() }
+    pub(in crate::experiment::jobs) fn of(names: Names) -> GuestMessages {
+        GuestMessages { names, ..GuestMessages::default() }
     }
 
     /// The same for a guest that goes on elsewhere: it says neither hello nor its regions again.
-    pub(in crate::experiment::jobs) fn continued(&self) -> Said {
+    pub(in crate::experiment::jobs) fn continued(&self) -> GuestMessages {
         let (names, hot_set) = (self.names.clone(), self.hot_set.clone());
-        Said { names, hot_set, tsc_hz: self.tsc_hz, hot: self.hot, began: self.began, ..Said::default() }
+        GuestMessages {
+            names,
+            hot_set,
+            tsc_hz: self.tsc_hz,
+            hot: self.hot,
+            began: self.began,
+            ..GuestMessages::default()
+        }
     }
 
     /// Takes a line that arrived at this time.
@@ -180,8 +187,8 @@ mod tests {
     ];
 
     /// A guest that said these lines, a second apart.
-    fn said(began: Instant, lines: &[&str]) -> Said {
-        let mut said = Said::default();
+    fn said(began: Instant, lines: &[&str]) -> GuestMessages {
+        let mut said = GuestMessages::default();
         lines.iter().enumerate().for_each(|(second, line)| said.hear(began + Duration::from_secs(second as u64), line));
         said
     }
@@ -209,7 +216,7 @@ mod tests {
         let marks: Vec<_> = after.progress_since(began).iter().map(|(s, done)| ((s * 1e3).round(), *done)).collect();
         assert_eq!(marks, [(400.0, 10), (1000.0, 30)]);
         assert_eq!(after.hot_set.len(), 1);
-        assert!(Said::default().progress_since(began).is_empty(), "a clock that is not known");
+        assert!(GuestMessages::default().progress_since(began).is_empty(), "a clock that is not known");
     }
 
     #[test]
