@@ -19,7 +19,7 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::random::{Random, SEED};
-use crate::arena::{Layout, Place, Typed};
+use crate::arena::{Layout, Place, Typed, prefetch_behind};
 use crate::copy;
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, sum};
@@ -51,6 +51,8 @@ const OPERATIONS_PER_POINT: f64 = 58.0;
 const TOLERANCE: f64 = 1e-8;
 /// Longest row, of class C's 512³, with its ghosts: the length of one row's sums.
 const ROW_LEN_MAX: usize = 512 + 2;
+/// Numbers in a cache line.
+const LINE_LEN: usize = 8;
 /// Number of sums accumulated in parallel: an addition waits four cycles for the one before.
 const LANES: usize = 4;
 
@@ -406,17 +408,26 @@ struct Residual<'a> {
 impl Operator for Residual<'_> {
     #[inline(always)]
     fn compute(&self, shape: Shape, k: usize, plane: &mut [f64]) {
-        let mut sums = RowSums::new(shape);
+        let mut terms = Terms::new(shape);
         for (j, row) in inner_rows(shape, plane) {
-            let rows = shape.rows_around(self.u, k, j);
-            sums.of(rows);
-            match self.v {
-                Some(v) => set_residual(row, shape.row(v, k, j), rows[1][1], &sums),
-                None => add_residual(row, rows[1][1], &sums),
+            let v = self.v.map(|v| shape.row(v, k, j));
+            prefetch_row(row);
+            v.into_iter().for_each(prefetch_row);
+            terms.of(shape.rows_around(self.u, k, j), minus_a);
+            match v {
+                Some(v) => terms.add(v, row),
+                None => terms.add_to(row),
             }
             shape.close_row(row);
         }
     }
+}
+
+/// The terms of −A; neighbours at faces have no weight.
+#[inline(always)]
+fn minus_a(centre: f64, faces: f64, edges: f64) -> [f64; 2] {
+    let [of_centre, _, of_edges, of_corners] = MINUS_A;
+    [of_centre * centre + of_edges * edges, of_edges * faces + of_corners * edges]
 }
 
 /// The smoother: u += S·r.
@@ -428,15 +439,22 @@ struct Smoother<'a> {
 impl Operator for Smoother<'_> {
     #[inline(always)]
     fn compute(&self, shape: Shape, k: usize, plane: &mut [f64]) {
-        let mut sums = RowSums::new(shape);
+        let mut terms = Terms::new(shape);
+        let &[of_centre, of_faces, of_edges, _] = self.weights;
         for (j, row) in inner_rows(shape, plane) {
-            let rows = shape.rows_around(self.r, k, j);
-            sums.of(rows);
-            add_smoothed(row, rows[1][1], &sums, self.weights);
+            prefetch_row(row);
+            // Neighbours at corners have no weight.
+            terms.of(shape.rows_around(self.r, k, j), |centre, faces, edges| {
+                [of_centre * centre + of_faces * faces + of_edges * edges, of_faces * centre + of_edges * faces]
+            });
+            terms.add_to(row);
             shape.close_row(row);
         }
     }
 }
+
+/// Weights of the restriction P.
+const RESTRICTION: Weights = [1.0 / 2.0, 1.0 / 4.0, 1.0 / 8.0, 1.0 / 16.0];
 
 /// The restriction by full weighting: every second point of every second row of every second plane, with half of
 /// each neighbour in each of the three directions.
@@ -448,13 +466,25 @@ struct Restriction<'a> {
 impl Operator for Restriction<'_> {
     #[inline(always)]
     fn compute(&self, shape: Shape, k: usize, plane: &mut [f64]) {
-        let mut sums = RowSums::new(self.fine);
+        let mut terms = Terms::new(self.fine);
+        let [of_centre, of_faces, of_edges, of_corners] = RESTRICTION;
         for (j, row) in inner_rows(shape, plane) {
-            let rows = self.fine.rows_around(self.r, 2 * k, 2 * j);
-            sums.of(rows);
-            restrict_row(row, rows[1][1], &sums);
+            terms.of(self.fine.rows_around(self.r, 2 * k, 2 * j), |centre, faces, edges| {
+                let middle = of_centre * centre + of_faces * faces + of_edges * edges;
+                [middle, of_faces * centre + of_edges * faces + of_corners * edges]
+            });
+            terms.every_second(row);
             shape.close_row(row);
         }
+    }
+}
+
+/// Asks for a row's cache lines, for the loop after the one that follows. The sums between take long enough for them to
+/// arrive, and the processor looks no further ahead by itself than some hundred instructions.
+#[inline(always)]
+fn prefetch_row(row: &[f64]) {
+    for line in row.chunks(LINE_LEN) {
+        prefetch_behind(&line[0], 0);
     }
 }
 
@@ -463,115 +493,74 @@ fn inner_rows(shape: Shape, plane: &mut [f64]) -> impl Iterator<Item = (usize, &
     plane.chunks_exact_mut(shape.edge).enumerate().skip(1).take(shape.inner())
 }
 
-/// Sums of the cross sections along a row, around the point in the middle of each.
+/// What each cross section along a row of a grid adds to the stencils around its own middle and around the middles
+/// beside it.
 ///
 /// ```text
 ///   edge   face   edge        seen from the middle;
 ///   face  centre  face        one step aside a centre is a face, a face an edge, an edge a corner
 ///   edge   face   edge
 /// ```
-struct RowSums {
+struct Terms {
     /// Points of the row, including the ghosts.
     len: usize,
-    faces: [f64; ROW_LEN_MAX],
-    edges: [f64; ROW_LEN_MAX],
+    middle: [f64; ROW_LEN_MAX],
+    beside: [f64; ROW_LEN_MAX],
 }
 
-impl RowSums {
+impl Terms {
     #[inline(always)]
     fn new(shape: Shape) -> Self {
-        Self { len: shape.edge, faces: [0.0; ROW_LEN_MAX], edges: [0.0; ROW_LEN_MAX] }
+        Self { len: shape.edge, middle: [0.0; ROW_LEN_MAX], beside: [0.0; ROW_LEN_MAX] }
     }
 
-    /// Computes the sums of nine rows.
+    /// Computes the terms of nine rows: `weigh` gets the centre and the sums of faces and of edges of a cross section,
+    /// and returns the terms for its middle and for those beside it.
     #[inline(always)]
-    fn of(&mut self, rows: [[&[f64]; 3]; 3]) {
-        let (faces, edges) = (&mut self.faces[..self.len], &mut self.edges[..self.len]);
-        let [[e0, f0, e1], [f1, _, f2], [e2, f3, e3]] = rows.map(|plane| plane.map(|row| &row[..faces.len()]));
-        for i in 0..faces.len() {
-            faces[i] = (f0[i] + f3[i]) + (f1[i] + f2[i]);
-            edges[i] = (e0[i] + e1[i]) + (e2[i] + e3[i]);
+    fn of(&mut self, rows: [[&[f64]; 3]; 3], weigh: impl Fn(f64, f64, f64) -> [f64; 2]) {
+        let (middle, beside) = (&mut self.middle[..self.len], &mut self.beside[..self.len]);
+        let [[e0, f0, e1], [f1, c, f2], [e2, f3, e3]] = rows.map(|plane| plane.map(|row| &row[..middle.len()]));
+        for i in 0..middle.len() {
+            let (faces, edges) = ((f0[i] + f3[i]) + (f1[i] + f2[i]), (e0[i] + e1[i]) + (e2[i] + e3[i]));
+            [middle[i], beside[i]] = weigh(c[i], faces, edges);
         }
     }
 
-    /// For each point that is no ghost: the sums of the cross section before, around and behind it.
+    /// For each point that is no ghost: its own term, and those of the points before and behind it.
     #[inline(always)]
-    fn beside(&self) -> [Beside<'_>; 2] {
-        [beside(&self.faces[..self.len]), beside(&self.edges[..self.len])]
+    fn parts(&self) -> [&[f64]; 3] {
+        let inner = self.len - 2;
+        [&self.middle[1..=inner], &self.beside[..inner], &self.beside[2..2 + inner]]
     }
-}
 
-/// A row's numbers before, at and behind each of its points that is no ghost.
-type Beside<'a> = [&'a [f64]; 3];
-
-#[inline(always)]
-fn beside(row: &[f64]) -> Beside<'_> {
-    let len = row.len() - 2;
-    [&row[..len], &row[1..=len], &row[2..2 + len]]
-}
-
-/// The points of a row that are no ghosts.
-#[inline(always)]
-fn inner(row: &mut [f64]) -> &mut [f64] {
-    let len = row.len() - 2;
-    &mut row[1..=len]
-}
-
-/// Sets a row to `base` − A·(the row of `centres`).
-#[inline(always)]
-fn set_residual(row: &mut [f64], base: &[f64], centres: &[f64], sums: &RowSums) {
-    let [[f0, _, f2], [e0, e1, e2]] = sums.beside();
-    let ([_, c, _], [_, base, _]) = (beside(centres), beside(base));
-    let row = inner(row);
-    for i in 0..row.len() {
-        row[i] = base[i] + minus_a(c[i], [f0[i], f2[i]], [e0[i], e1[i], e2[i]]);
+    /// Sets a row to `base` and the terms of its points.
+    #[inline(always)]
+    fn add(&self, base: &[f64], row: &mut [f64]) {
+        let [middle, before, behind] = self.parts();
+        let (base, row) = (&base[1..=middle.len()], &mut row[1..=middle.len()]);
+        for i in 0..row.len() {
+            row[i] = base[i] + (middle[i] + (before[i] + behind[i]));
+        }
     }
-}
 
-/// Subtracts A·(the row of `centres`) from a row.
-#[inline(always)]
-fn add_residual(row: &mut [f64], centres: &[f64], sums: &RowSums) {
-    let [[f0, _, f2], [e0, e1, e2]] = sums.beside();
-    let [_, c, _] = beside(centres);
-    let row = inner(row);
-    for i in 0..row.len() {
-        row[i] += minus_a(c[i], [f0[i], f2[i]], [e0[i], e1[i], e2[i]]);
+    /// Adds to each point of a row its terms.
+    #[inline(always)]
+    fn add_to(&self, row: &mut [f64]) {
+        let [middle, before, behind] = self.parts();
+        let row = &mut row[1..=middle.len()];
+        for i in 0..row.len() {
+            row[i] += middle[i] + (before[i] + behind[i]);
+        }
     }
-}
 
-/// −A at a point with these sums around it; its neighbours at faces have no weight.
-#[inline(always)]
-fn minus_a(centre: f64, faces: [f64; 2], edges: [f64; 3]) -> f64 {
-    let [of_centre, _, of_edges, of_corners] = MINUS_A;
-    of_centre * centre + of_edges * (edges[1] + (faces[0] + faces[1])) + of_corners * (edges[0] + edges[2])
-}
-
-/// Adds S·(the row of `centres`) to a row; neighbours at corners have no weight.
-#[inline(always)]
-fn add_smoothed(row: &mut [f64], centres: &[f64], sums: &RowSums, &[of_centre, of_faces, of_edges, _]: &Weights) {
-    let [[f0, f1, f2], [_, e1, _]] = sums.beside();
-    let [c0, c1, c2] = beside(centres);
-    let row = inner(row);
-    for i in 0..row.len() {
-        row[i] += of_centre * c1[i] + of_faces * (f1[i] + (c0[i] + c2[i])) + of_edges * (e1[i] + (f0[i] + f2[i]));
-    }
-}
-
-/// Weights of the restriction P.
-const RESTRICTION: Weights = [1.0 / 2.0, 1.0 / 4.0, 1.0 / 8.0, 1.0 / 16.0];
-
-/// Sets a coarse row from the fine row of `centres` and the sums around it.
-#[inline(always)]
-fn restrict_row(row: &mut [f64], centres: &[f64], sums: &RowSums) {
-    let [[f0, f1, f2], [e0, e1, e2]] = sums.beside();
-    let [c0, c1, c2] = beside(centres);
-    let [of_centre, of_faces, of_edges, of_corners] = RESTRICTION;
-    for (n, point) in inner(row).iter_mut().enumerate() {
-        let i = 2 * n + 1;
-        *point = of_centre * c1[i]
-            + of_faces * (f1[i] + (c0[i] + c2[i]))
-            + of_edges * (e1[i] + (f0[i] + f2[i]))
-            + of_corners * (e0[i] + e2[i]);
+    /// Sets a coarse row to the terms of every second point.
+    #[inline(always)]
+    fn every_second(&self, row: &mut [f64]) {
+        let [middle, before, behind] = self.parts().map(|part| part.as_chunks::<2>().0);
+        let row = &mut row[1..=middle.len()];
+        for i in 0..row.len() {
+            row[i] = middle[i][1] + (before[i][1] + behind[i][1]);
+        }
     }
 }
 
