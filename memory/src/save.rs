@@ -39,7 +39,7 @@ use wideleaf_policies::{Bytes, Moment, PageSet, PageSize, WindowIndex};
 use crate::claims::PartClaim;
 use crate::host::{Host, HostError};
 use crate::region::GuestRam;
-use crate::second_level::{SecondLevel, SecondLevelError};
+use crate::second_level::{FaultCounters, SecondLevel, SecondLevelError};
 
 mod convergence;
 mod logs;
@@ -161,6 +161,22 @@ pub struct SaveReport {
     pub logs_left_on: u32,
     /// Windows on pages larger than 4 KiB when the save began.
     pub page_sizes: BTreeMap<WindowIndex, PageSize>,
+    /// What KVM did for the guest before the pause; `None` where KVM does not count it, or a vCPU ended.
+    pub before_pause: Option<BeforePause>,
+}
+
+/// What KVM did for a guest that ran while it was saved.
+///
+/// All of the guest's faults and exits are counted, also those that it has without a save: first touches, devices.
+/// Under shadow paging each address space of the guest has its own faults at the same page. With EPT and its log of
+/// modified pages in the CPU, a write is no fault, and the CPU leaves the guest once for 512 of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BeforePause {
+    /// Time from before the dirty logs were switched on until right before the last pause, with pauses that were
+    /// broken off.
+    pub time: Duration,
+    /// What was counted in that time.
+    pub counters: FaultCounters,
 }
 
 impl SaveReport {
@@ -283,6 +299,7 @@ impl Saver<'_> {
         let began = self.host.now();
         let _in_place = self.claim_windows()?;
         let _notes = Notes::begin(self.ram)?;
+        let counted = self.second_level.fault_counters().ok();
         let starting = self.host.now();
         let logs = Logs::start(self.second_level, self.ram)?;
         let logs_start = self.host.now().since(starting);
@@ -295,12 +312,14 @@ impl Saver<'_> {
         }
         let left = used.pages.into_iter().map(|(window, pages)| Job::reading(window, pages)).collect();
         let mut running = Running { saver: *self, logs, rounds, convergence: Convergence::new(limits), left };
-        let (state, Done { lasted, asked_at, last }) = loop {
+        let (state, Done { lasted, asked_at, last }, before_pause) = loop {
             running.until_pause()?;
+            // Outside the pause, since this is a call to the kernel for each vCPU.
+            let before_pause = self.before_pause(starting, counted);
             let mut done = None;
             let state = at_pause(LastPages(&mut |turn| running.take_turn(turn, &mut done)));
             if !running.convergence.goes_on() {
-                break (state?, done.ok_or(SaveError::NoLastPages)?);
+                break (state?, done.ok_or(SaveError::NoLastPages)?, before_pause);
             }
         };
         let pause = lasted + self.host.now().since(asked_at);
@@ -315,8 +334,14 @@ impl Saver<'_> {
             logs_left_on: running.logs.stop(),
             duration: self.host.now().since(began),
             page_sizes: used.page_sizes,
+            before_pause,
         };
         Ok((state, report))
+    }
+
+    fn before_pause(&self, since: Moment, counted: Option<FaultCounters>) -> Option<BeforePause> {
+        let counters = self.second_level.fault_counters().ok()?.since(counted?)?;
+        Some(BeforePause { time: self.host.now().since(since), counters })
     }
 
     /// Keeps all windows where the guest sees them. Windows on a giant page are: the logs' claims keep it.

@@ -1,4 +1,4 @@
-//! The door to KVM's side of one VM. The trait is defined here, where the loop uses it. It is implemented in
+//! Interface to KVM's side of one VM. The trait is defined here, where the loop uses it. It is implemented in
 //! `vmm/src/kvm`, and by `testing::fake_second_level::FakeSecondLevel` for tests.
 //!
 //! KVM counts leaf mappings per VM, not per window. The mapping of a window is inferred from its host backing and the
@@ -64,6 +64,17 @@ pub struct FaultCounters {
     /// CPU time of the vCPUs' threads in the kernel, without the time in the guest. It grows by ticks of the kernel's
     /// timer.
     pub system_time: Duration,
+}
+
+impl FaultCounters {
+    /// What was counted since `before`; `None` if a vCPU has ended meanwhile, so that less is counted.
+    pub fn since(self, before: FaultCounters) -> Option<FaultCounters> {
+        Some(FaultCounters {
+            faults: self.faults.checked_sub(before.faults)?,
+            exits: self.exits.checked_sub(before.exits)?,
+            system_time: self.system_time.checked_sub(before.system_time)?,
+        })
+    }
 }
 
 /// Error of a call on a dirty log that is cleared page by page.

@@ -147,7 +147,7 @@ impl FaultMeter {
     pub(super) fn record(&mut self, now: FaultCounters, new_pages: u64, refilled: u64) {
         let Some(before) = self.before.replace(now) else { return };
         // Counters that went back are those of fewer vCPUs: one has ended.
-        let Some(since) = difference(now, before) else { return };
+        let Some(since) = now.since(before) else { return };
         tracing::debug!(
             "since the last tick: {since:?}, {new_pages} new pages, {refilled} mappings of touched windows"
         );
@@ -189,14 +189,6 @@ impl FaultMeter {
             .or_else(|| measured(&self.first_touches, PriceSource::FirstTouches))
             .unwrap_or(FaultPrice { faults_per_512, ..self.assumed })
     }
-}
-
-fn difference(now: FaultCounters, before: FaultCounters) -> Option<FaultCounters> {
-    Some(FaultCounters {
-        faults: now.faults.checked_sub(before.faults)?,
-        exits: now.exits.checked_sub(before.exits)?,
-        system_time: now.system_time.checked_sub(before.system_time)?,
-    })
 }
 
 /// Intervals put together until they are long enough to be measured, and the latest of these.

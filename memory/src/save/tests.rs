@@ -315,6 +315,42 @@ fn a_pause_that_is_put_off_comes_after_another_round_with_what_was_written_meanw
 }
 
 #[test]
+fn what_kvm_did_for_the_guest_is_counted_from_before_the_logs_until_the_pause_that_holds() {
+    let guest = Guest::new();
+    let counted = |faults, ms| {
+        let system_time = Duration::from_millis(ms);
+        guest.second_level.set_fault_counters(FaultCounters { faults, exits: 2 * faults, system_time });
+    };
+    let at_call = |_| {
+        guest.host.sleep(Duration::from_millis(40));
+        counted(1500, 31);
+        Ok(())
+    };
+    let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
+    let save = || {
+        let mut calls = 0;
+        let saved = guest.saver(&sink).save(&limits(), &AtomicBool::new(false), &|_| (), |last| {
+            calls += 1;
+            if calls == 1 {
+                counted(1700, 36);
+                return Err(last.put_off());
+            }
+            // In the pause.
+            counted(9000, 99);
+            last.write(Duration::ZERO)
+        });
+        saved.expect("nothing fails").1.before_pause
+    };
+    guest.write(0, 1);
+    assert_eq!(save(), None, "this KVM does not count them until it is asked for");
+    counted(1000, 11);
+    let counters = FaultCounters { faults: 700, exits: 1400, system_time: Duration::from_millis(25) };
+    assert_eq!(save(), Some(BeforePause { time: Duration::from_millis(40), counters }));
+    counted(2000, 50);
+    assert_eq!(save(), None, "a vCPU has ended");
+}
+
+#[test]
 fn a_machine_of_which_the_state_takes_longer_than_the_pause_is_paused_three_times_and_refused() {
     let run = |slow_pauses: u32, takes_no_state: bool| {
         let guest = Guest::new();
