@@ -66,7 +66,7 @@ pub(crate) fn prepare(
     boards.power_button.restore(state.power)?;
     boards.bus.restore_counters(state.bus);
     watch.lap("devices");
-    Ok(boards.prepared(vcpus, entry_name, tsc_hz, Kept { msrs, cpuids, again: None, fresh: Vec::new(), late }))
+    Ok(boards.prepared(vcpus, entry_name, tsc_hz, Kept { msrs, cpuids, reboot: None, fresh: Vec::new(), late }))
 }
 
 /// Gives each vCPU the CPUID that the guest knows, where this host supports all of it.
