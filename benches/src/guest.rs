@@ -1,5 +1,5 @@
-//! A guest with the built-in image for experiments. Its output is kept, it can run for a slice of time, and errors
-//! that its kernel finds in its memory end the experiment.
+//! A guest with the built-in image, in the process of a bench. Its output is kept, it can run for a slice of time, and
+//! an error that its kernel finds in its memory ends the bench by a panic.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,9 +32,9 @@ pub struct GuestSetup {
     pub slot_bytes: Option<Bytes>,
 }
 
-/// State from the guest's output so far.
+/// Values from the guest's output so far.
 #[derive(Default)]
-struct Said {
+struct GuestOutput {
     tsc_hz: u64,
     regions: Vec<(String, GpaRange)>,
     /// Phases with the arrival time of their first line.
@@ -48,7 +48,7 @@ struct Said {
     complaint: Option<String>,
 }
 
-impl Said {
+impl GuestOutput {
     /// Updates per second of the guest's clock, from mark `first` to the last one.
     fn rate_from(&self, first: usize) -> Option<f64> {
         let (first, last) = (self.marks.get(first)?, self.marks.last()?);
@@ -61,7 +61,7 @@ impl Said {
 pub struct Guest {
     machine: Machine,
     second_level: Arc<dyn SecondLevel>,
-    said: Arc<Mutex<Said>>,
+    output: Arc<Mutex<GuestOutput>>,
 }
 
 impl Guest {
@@ -86,11 +86,11 @@ impl Guest {
     /// # Panics
     /// If KVM cannot create the guest.
     pub fn start_in(setup: &GuestSetup, ram: Arc<GuestRam>) -> Guest {
-        let said = Arc::new(Mutex::new(Said::default()));
-        let listener = Arc::clone(&said);
+        let output = Arc::new(Mutex::new(GuestOutput::default()));
+        let listener = Arc::clone(&output);
         let sink = Box::new(move |line: &[u8]| listen(&listener, &String::from_utf8_lossy(line)));
         let machine = Machine::start(&config(setup), ram, sink).expect("the built-in image starts");
-        Guest { second_level: machine.second_level(), machine, said }
+        Guest { second_level: machine.second_level(), machine, output }
     }
 
     /// RAM of the guest.
@@ -103,8 +103,8 @@ impl Guest {
         &self.second_level
     }
 
-    fn said(&self) -> MutexGuard<'_, Said> {
-        self.said.lock()
+    fn output(&self) -> MutexGuard<'_, GuestOutput> {
+        self.output.lock()
     }
 
     /// Memory range that the guest reported under this name.
@@ -112,8 +112,8 @@ impl Guest {
     /// # Panics
     /// If the guest has not reported such a range.
     pub fn region(&self, name: &str) -> GpaRange {
-        let said = self.said();
-        said.regions.iter().find(|(region, _)| region == name).expect("a guest names its regions first").1
+        let output = self.output();
+        output.regions.iter().find(|(region, _)| region == name).expect("a guest names its regions first").1
     }
 
     /// Start time of a phase; waits until the phase has begun.
@@ -121,7 +121,7 @@ impl Guest {
     /// # Errors
     /// [`Ended`] if the phase does not begin.
     pub fn begin_of(&self, phase: &str, waiting: &Waiting) -> Result<Instant, Ended> {
-        let begin = || self.said().begun.iter().find(|(begun, _)| begun == phase).map(|(_, at)| *at);
+        let begin = || self.output().begun.iter().find(|(begun, _)| begun == phase).map(|(_, at)| *at);
         waiting.until("a phase of the guest", GUEST_TIMEOUT, PACE, || begin().is_some())?;
         Ok(begin().expect("a guest's output stays"))
     }
@@ -131,7 +131,7 @@ impl Guest {
     /// # Errors
     /// [`Ended`] if the updates do not begin.
     pub fn updates_begin(&self, waiting: &Waiting) -> Result<(), Ended> {
-        waiting.until("the guest's first update", GUEST_TIMEOUT, PACE, || !self.said().marks.is_empty())
+        waiting.until("the guest's first update", GUEST_TIMEOUT, PACE, || !self.output().marks.is_empty())
     }
 
     /// Waits until a guest with the kernel `pattern` has checked all its words: the second report from now on ends a
@@ -143,10 +143,10 @@ impl Guest {
     /// # Panics
     /// If the guest finds an error in its memory.
     pub fn check_all_words(&self, waiting: &Waiting) -> Result<(), Ended> {
-        let enough = self.said().passes + 2;
-        let is_over = |said: &Said| said.passes >= enough || said.complaint.is_some();
-        waiting.until("a pass of the guest over its words", GUEST_TIMEOUT, PACE, || is_over(&self.said()))?;
-        assert_eq!(self.said().complaint, None);
+        let enough = self.output().passes + 2;
+        let is_over = |output: &GuestOutput| output.passes >= enough || output.complaint.is_some();
+        waiting.until("a pass of the guest over its words", GUEST_TIMEOUT, PACE, || is_over(&self.output()))?;
+        assert_eq!(self.output().complaint, None);
         Ok(())
     }
 
@@ -172,11 +172,11 @@ impl Guest {
     /// # Errors
     /// [`Ended::Interrupted`].
     pub fn slice(&self, time: Duration, waiting: &Waiting) -> Result<Option<f64>, Ended> {
-        let before = self.said().marks.len();
+        let before = self.output().marks.len();
         self.resume();
         waiting.pass(time)?;
         self.pause();
-        Ok(self.said().rate_from(before))
+        Ok(self.output().rate_from(before))
     }
 
     /// Lets the guest run to its end, at which it checks its memory.
@@ -191,8 +191,8 @@ impl Guest {
         if exit == GuestExit::Stopped {
             return Err(Ended::Interrupted);
         }
-        assert_eq!(exit, GuestExit::ExitPort(0), "{:?}", self.said().complaint);
-        assert_eq!(self.said().has_passed, Some(true), "the guest did not check its memory");
+        assert_eq!(exit, GuestExit::ExitPort(0), "{:?}", self.output().complaint);
+        assert_eq!(self.output().has_passed, Some(true), "the guest did not check its memory");
         Ok(())
     }
 
@@ -202,7 +202,7 @@ impl Guest {
     /// If the guest has found an error.
     pub fn stop(self) {
         let exit = self.machine.stop();
-        assert_eq!((exit, &self.said().complaint), (GuestExit::Stopped, &None));
+        assert_eq!((exit, &self.output().complaint), (GuestExit::Stopped, &None));
     }
 }
 
@@ -216,29 +216,29 @@ fn config(setup: &GuestSetup) -> VmConfig {
     VmConfig::new(options, &HostLimits::none()).expect("a plain guest")
 }
 
-fn listen(said: &Mutex<Said>, line: &str) {
-    let mut said = said.lock();
+fn listen(output: &Mutex<GuestOutput>, line: &str) {
+    let mut output = output.lock();
     match parse(line) {
-        Some(Ok(Message::Hello { tsc_hz, .. })) => said.tsc_hz = tsc_hz,
+        Some(Ok(Message::Hello { tsc_hz, .. })) => output.tsc_hz = tsc_hz,
         Some(Ok(Message::Region { name, address, bytes })) => {
             let range = GpaRange::new(Gpa::new(address), Bytes::new(bytes)).expect("a guest's memory fits 64 bits");
-            said.regions.push((name.as_str().to_owned(), range));
+            output.regions.push((name.as_str().to_owned(), range));
         }
-        Some(Ok(Message::Begin { phase, .. })) => said.begun.push((phase.as_str().to_owned(), Instant::now())),
+        Some(Ok(Message::Begin { phase, .. })) => output.begun.push((phase.as_str().to_owned(), Instant::now())),
         Some(Ok(Message::Progress { phase, tsc, done, .. })) if phase.as_str() == "update" => {
-            said.marks.push((tsc, done));
+            output.marks.push((tsc, done));
         }
-        Some(Ok(Message::Progress { phase, .. })) if phase.as_str() == "pass" => said.passes += 1,
-        Some(Ok(Message::End { phase, .. })) if phase.as_str() == "update" => said.has_ended_updates = true,
-        Some(Ok(Message::Verify { status, .. })) => said.has_passed = Some(status == Status::Pass),
-        Some(Ok(Message::Mismatch(_) | Message::Panic { .. })) => said.complaint = Some(line.to_owned()),
+        Some(Ok(Message::Progress { phase, .. })) if phase.as_str() == "pass" => output.passes += 1,
+        Some(Ok(Message::End { phase, .. })) if phase.as_str() == "update" => output.has_ended_updates = true,
+        Some(Ok(Message::Verify { status, .. })) => output.has_passed = Some(status == Status::Pass),
+        Some(Ok(Message::Mismatch(_) | Message::Panic { .. })) => output.complaint = Some(line.to_owned()),
         _ => {}
     }
 }
 
-/// Paused guests take turns, at most `turns_max` and as long as all have updates left. In each turn every guest
-/// runs for `slice` while the others are paused; the first guest changes from turn to turn. Returns the rate of
-/// each guest, by turn.
+/// Lets paused guests run in turns: at most `turns_max` of them, and only while all guests have updates left. In each
+/// turn every guest runs for `slice` while the others are paused; the first guest changes from turn to turn. Returns
+/// the updates per second of each guest, by turn.
 ///
 /// # Errors
 /// [`Ended::Interrupted`].
@@ -266,14 +266,14 @@ mod tests {
 
     #[test]
     fn reports_of_passes_are_counted_and_a_wrong_word_is_a_complaint() {
-        let said = Mutex::new(Said::default());
+        let output = Mutex::new(GuestOutput::default());
         let mut lines = vec!["@wideleaf progress phase=pages tsc=1 done=1 total=9", "the guest's own words"];
         lines.extend(["@wideleaf progress phase=pass tsc=2 done=1 total=9"; 2]);
-        lines.iter().for_each(|line| listen(&said, line));
-        let seen = |said: &Said| (said.passes, said.marks.len(), said.complaint.clone());
-        assert_eq!(seen(&said.lock()), (2, 0, None));
+        lines.iter().for_each(|line| listen(&output, line));
+        let seen = |output: &GuestOutput| (output.passes, output.marks.len(), output.complaint.clone());
+        assert_eq!(seen(&output.lock()), (2, 0, None));
         let wrong = "@wideleaf mismatch address=0x1000 expected=0x1 found=0x2 kind=zero";
-        listen(&said, wrong);
-        assert_eq!(said.lock().complaint.as_deref(), Some(wrong));
+        listen(&output, wrong);
+        assert_eq!(output.lock().complaint.as_deref(), Some(wrong));
     }
 }

@@ -8,6 +8,9 @@
 //!   serial console ──▶ file ──▶ wideleaf-lab image results FILE ──▶ table | JSON, exit code
 //! ```
 //!
+//! Both read files and write only that of `--output`, which is complete or unchanged. Equal arguments give equal
+//! initramfs.
+//!
 //! | module | what it is |
 //! |---|---|
 //! | [`archive`] | the initramfs as bytes |
@@ -18,8 +21,6 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::image::results::GuestReport;
-use crate::image::workload::Workload;
 use clap::{Args, Subcommand};
 use wideleaf::options::FormatArg;
 use wideleaf::output::{Output, end_of_both};
@@ -27,6 +28,9 @@ use wideleaf_memory::input_file::InputFile;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::output_file::OutputFile;
+
+use crate::image::results::GuestReport;
+use crate::image::workload::Workload;
 
 pub mod archive;
 pub mod results;
@@ -113,7 +117,7 @@ pub struct ResultsArgs {
 /// Runs the subcommand `image`.
 ///
 /// # Errors
-/// [`Failure`]; nothing is left behind.
+/// [`Failure`]; no file is left behind.
 pub fn main(args: &ImageArgs) -> Result<(), Failure> {
     match &args.command {
         ImageCommand::Linux(args) => make(args),
@@ -139,7 +143,7 @@ fn read(args: &ResultsArgs) -> Result<(), Failure> {
     end_of_both("wideleaf-lab", report.judge(), output.write(&report, GuestReport::to_table))
 }
 
-/// The whole log. A serial line may have damaged parts of it: bytes that are not text are replaced.
+/// The log, up to [`results::LOG_BYTES_MAX`]. Bytes that are not text are replaced: a serial line may damage some.
 fn log_text(path: Option<&Path>) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     let path = path.filter(|path| *path != Path::new("-"));

@@ -13,14 +13,16 @@
 //!
 //! An action that the recording's own policy requested at the same tick, for a window in the same state, has its
 //! recorded outcome. So a replay of the recording's own policy repeats its actions. Any other feasible action is
-//! done, at the median cost of the recorded ones.
+//! done, at the median cost of the recorded ones. That includes a promotion where huge pages are short: policies see
+//! how many were free in the recording, and none is refused beyond those that the recording refused.
 //!
 //! Reservations are kept as on a live host; pages that appeared between two snapshots arrive at once. Reserved
 //! frames that hold no page are in no snapshot.
 //!
 //! Data that a recording cannot know about stays as recorded: accesses, writes, KVM's totals, memory that its
-//! policy released or split. A hold applies to a window, since a recording has no memslots. Promotion does not make
-//! the guest faster.
+//! policy released or split. Ages of samples are not in a recording, so each counts as just taken. A hold applies to a
+//! window, since a recording has no memslots. Promotion does not make the guest faster, so only the recording's own
+//! policy has the readings of the guest's progress: any other one would measure that it gained nothing.
 
 use alloc::vec::Vec;
 use core::ops::Range;

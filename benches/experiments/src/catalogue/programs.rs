@@ -172,7 +172,12 @@ impl Program {
     /// A run on `threads`; absent if the host has too little memory. With `--long` threads may share CPUs, otherwise it
     /// is absent on a host with too few of them.
     pub(super) fn native_on(&self, pages: Pages, threads: u32, host: &HostFacts) -> Cell {
-        let at_once = if host.wants_long_runs { threads.min(host.cpus) } else { threads };
+        let cpus = host.cpus;
+        if threads > cpus && !host.wants_long_runs {
+            let what = if cpus == 1 { "CPU" } else { "CPUs" };
+            return Cell::Absent(format!("only with --long: {threads} threads share {cpus} {what}"));
+        }
+        let at_once = threads.min(cpus);
         if let Some(why) = self.why_not(pages == Pages::Hugetlb, at_once, host) {
             return Cell::Absent(why);
         }

@@ -5,6 +5,7 @@
 //! ```
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
 use core::time::Duration;
 
 use super::costs::Costs;
@@ -27,6 +28,8 @@ const HOLD_MECHANISM: &str = "hold_at_4k";
 
 pub(super) struct SimulatedHost {
     costs: Costs,
+    /// Name of the policy that decided in the recording.
+    recorded_policy: String,
     /// VMs on pages of the hugetlb pool, which no mechanism promotes.
     of_pool: BTreeSet<VmId>,
     /// VMs on anonymous RAM, which is demoted by splitting a window; all other RAM is demoted by a hold.
@@ -74,6 +77,7 @@ impl SimulatedHost {
         let on = |backing| header.vms.iter().filter(move |vm| vm.backing == backing).map(|vm| vm.vm).collect();
         SimulatedHost {
             costs,
+            recorded_policy: header.policy.clone(),
             of_pool: on("hugetlb"),
             of_anonymous: on("anon"),
             held_by_recording: BTreeSet::new(),
@@ -96,6 +100,9 @@ impl SimulatedHost {
             rows.given_back_tolerated = vm.given_back_tolerated;
             rows.guarantee = vm.guarantee;
             rows.nodes.clone_from(&vm.nodes);
+            if policy.name() == self.recorded_policy {
+                rows.progress.clone_from(&vm.progress);
+            }
             for row in (0..vm.len()).map(|row| vm.get(row)) {
                 let window = self.windows.entry((vm.vm, row.window)).or_default();
                 let mut row = window.without_recorded_policy(row);

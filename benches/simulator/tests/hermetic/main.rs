@@ -4,6 +4,7 @@
 mod managed;
 mod readme;
 mod replay;
+mod shortage;
 mod walk_cost;
 mod walk_gups;
 mod walk_machines;

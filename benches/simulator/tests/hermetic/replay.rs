@@ -10,7 +10,7 @@ use wideleaf_policies::policy::{POLICIES, by_name};
 use wideleaf_policies::recording::{DecodeError, Encoder, Header, VmHeader};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, Cost, HostMemory, MappingStats, Moment, NodeId, Outcome,
+    Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestProgress, HostMemory, MappingStats, Moment, NodeId, Outcome,
     OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, ReservationRules, Snapshot, VmId,
     VmSnapshot, WindowIndex, WindowRow,
 };
@@ -238,6 +238,40 @@ fn the_moves_of_a_recording_do_not_change_the_price_of_its_promotions() {
     making.tick(&rows, &outcomes).tick(&rows, &[]);
     let late = making.replay(&mut Told::ticks([vec![], vec![promote(3)]]));
     assert_eq!((late.copied, late.cpu), (mib(2), Duration::from_micros(700)));
+}
+
+/// A policy that keeps the readings of the guest's progress.
+struct Reading(Vec<GuestProgress>);
+
+impl Policy for Reading {
+    fn name(&self) -> &'static str {
+        "reading"
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {
+        self.0.extend(&snapshot.vms[0].progress);
+    }
+}
+
+#[test]
+fn only_the_recorded_policy_gets_the_recorded_readings_of_the_guests_progress() {
+    let reading = |done| GuestProgress { phase: 1, done, cpu: Duration::from_millis(done) };
+    let replayed = |recorded_policy: &str| {
+        let (mut recording, limits) = (Vec::new(), BudgetLimits::default());
+        let header = Header { policy: recorded_policy.into(), limits, vms: Vec::new(), facts: Vec::new() };
+        let mut encoder = Encoder::start(&header, &mut recording).unwrap();
+        for (second, progress) in [(1, vec![reading(50), reading(100)]), (2, vec![]), (3, vec![reading(150)])] {
+            let now = Moment::after_start(Duration::from_secs(second));
+            let vm = VmSnapshot { progress, ..VmSnapshot::with_capacity(VM, 0) };
+            encoder.snapshot(now, &Snapshot { host: None, vms: vec![vm] }, &mut recording);
+            encoder.plan(now, &[], &mut recording);
+        }
+        let mut policy = Reading(Vec::new());
+        Recording::read(&recording).unwrap().replay(&mut policy);
+        policy.0
+    };
+    assert_eq!(replayed("reading"), [50, 100, 150].map(reading));
+    assert_eq!(replayed("never"), []);
 }
 
 #[test]
