@@ -106,8 +106,8 @@ pub struct ManagerConfig {
     pub sampling: PerTenThousand,
     /// Core time that the samples of one VM may use beyond that when much is new. It is earned back at the same rate.
     pub sampling_burst: Duration,
-    /// Largest part of any 100 ms for which windows of one VM may be out of the guest's reach while they are copied.
-    /// All of it: no limit.
+    /// Largest part of any 100 ms for which windows of one VM may be out of the guest's reach while they are copied,
+    /// split or released. All of it: no limit.
     pub out_of_reach: PerTenThousand,
     /// Rules for memory that guests give back: what becomes of it, and how much of it a promoted window may have.
     pub given_back: GivenBackRules,

@@ -6,7 +6,7 @@
 //!         └─ copy         ─▶ several threads, one list ────┘   budget, report, policy
 //!              a promotion comes right behind a window that is vacated for it, in the same thread (trades.rs)
 //!
-//!   each action:  guards (guards.rs) ─▶ mechanism (mechanisms.rs) ─▶ outcome
+//!   each action:  its turn (reach.rs) ─▶ guards (guards.rs) ─▶ mechanism (mechanisms.rs) ─▶ outcome
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ use crate::panicked::{Panicked, caught};
 /// Minimum number of windows, or of trades, for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
 const COPIES_PER_THREAD_LEAST: usize = 4;
 
-/// Longest sleep of a thread that copies: then it looks whether the loop is to stop.
+/// Longest sleep of a thread that acts: then it looks whether the loop is to stop.
 const STOPS_WITHIN: Duration = Duration::from_millis(5);
 
 /// Everything that actions need; several threads may share it.
@@ -62,14 +62,7 @@ impl Means<'_> {
         })
     }
 
-    /// Copies a window, once the guest has had enough time with all of its windows in reach.
-    fn copy(&self, requested: Attempt, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
-        if let Some(target) = requested.target {
-            self.wait_for_reach(self.vms[target.vm].reach);
-        }
-        self.attempt(requested, hands)
-    }
-
+    /// Waits until the guest has had enough time with all of its windows in reach, or the loop is to stop.
     fn wait_for_reach(&self, reach: &Reach) {
         loop {
             let wait = reach.wait(self.host.now());
@@ -80,7 +73,7 @@ impl Means<'_> {
         }
     }
 
-    /// Asks all guards, then performs the action.
+    /// Waits for its turn, asks all guards, then performs the action.
     fn guarded(&self, attempt: Attempt, target: Target, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
         let Means { host, should_stop, steering, huge_pages, .. } = *self;
         let SharedParts { managed: vm, releasing, collapsing, stalls, reach } = self.vms[target.vm];
@@ -92,6 +85,9 @@ impl Means<'_> {
         }
         let hand = hand.filter(|_| !is_paused);
         let mechanism = choose(vm, attempt.planned.action, target.is_held, hand.is_some());
+        if mechanism.takes_out_of_reach() {
+            self.wait_for_reach(reach);
+        }
         let has_vacated = hand.as_ref().is_some_and(|hand| hand.has_vacated());
         let guarded =
             Guarded { attempt, target, mechanism, host, vm, stalls, should_stop, steering, huge_pages, has_vacated };
@@ -205,7 +201,7 @@ impl ManagerLoop {
         let next = AtomicUsize::new(0);
         let work = |mut hands: Vec<Option<SwapHand<'_>>>| {
             let mine = std::iter::from_fn(|| units.get(next.fetch_add(1, Ordering::Relaxed)));
-            mine.flatten().map(|requested| means.copy(*requested, &mut hands)).collect::<Vec<_>>()
+            mine.flatten().map(|requested| means.attempt(*requested, &mut hands)).collect::<Vec<_>>()
         };
         std::thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| of_thread()).collect();

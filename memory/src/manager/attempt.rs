@@ -42,6 +42,15 @@ impl Mechanism {
             Mechanism::None => "none",
         }
     }
+
+    /// Whether a thread of the guest that touches the window meanwhile waits. Such an action waits for its turn.
+    ///
+    /// So do a split and a release, also on a host that is short of memory: the budget's half a CPU allows them less
+    /// than twice as much time on average, so that memory is free a little later. In a row, they would stop the guest.
+    /// A hold and its end change no page of the host, and the guest goes on with what KVM maps at its next touch.
+    pub(super) const fn takes_out_of_reach(self) -> bool {
+        !matches!(self, Mechanism::HoldAt4K | Mechanism::Recover | Mechanism::None)
+    }
 }
 
 /// Window that an action is about.

@@ -291,9 +291,18 @@ fn second_level() -> Arc<FakeSecondLevel> {
 
 /// RAM of a memfd: only KVM can be kept from mapping its huge pages as such.
 fn scripted(host: &Arc<FakeHost>, kvm: &Arc<FakeSecondLevel>, script: Vec<Vec<Action>>) -> ManagerLoop {
+    scripted_within(plenty(), host, kvm, script)
+}
+
+fn scripted_within(
+    config: ManagerConfig,
+    host: &Arc<FakeHost>,
+    kvm: &Arc<FakeSecondLevel>,
+    script: Vec<Vec<Action>>,
+) -> ManagerLoop {
     let memfd = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).unwrap();
     let vm = ManagedVm { backing: memfd, ..vm(Some(kvm.clone())) };
-    ManagerLoop::new(host.clone(), vec![vm], Box::new(Script(script)), plenty())
+    ManagerLoop::new(host.clone(), vec![vm], Box::new(Script(script)), config)
 }
 
 #[test]
@@ -531,6 +540,24 @@ fn demotion_of_other_ram_holds_the_slot_and_promotion_recovers_it_without_a_copy
     assert!(kvm.slots().iter().all(|slot| !slot.is_dirty_logged));
     assert_eq!((count(work.report(), "hold_at_4k", "done"), count(work.report(), "recover", "done")), (1, 1));
     assert_eq!(work.report().copied, Bytes::ZERO);
+}
+
+#[test]
+fn a_hold_and_its_end_wait_for_nothing_after_a_collapse_has_used_up_the_time_out_of_reach() {
+    let (host, kvm) = (host(), second_level());
+    let collapse = || vec![promote(0, PageSize::Huge2M)];
+    let script = vec![collapse(), collapse(), vec![demote(5)], vec![promote(5, PageSize::Huge2M)]];
+    let config = ManagerConfig { out_of_reach: PerTenThousand::new(1), ..plenty() };
+    let mut work = scripted_within(config, &host, &kvm, script);
+    // Stalls of the whole guest are saved up from the first that was wanted.
+    run(&mut work, &host, 1);
+    work.tick();
+    let before = host.now();
+    work.tick();
+    work.tick();
+    assert_eq!(host.now(), before, "time passes in sleeps alone");
+    let done = ["collapse", "hold_at_4k", "recover"].map(|mechanism| count(work.report(), mechanism, "done"));
+    assert_eq!(done, [1, 1, 1]);
 }
 
 /// Window 0 is hot, the others are idle, and one slot has all of them.

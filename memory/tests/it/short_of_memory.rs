@@ -14,6 +14,7 @@ use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::sensors::host_backing::window_backing;
+use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::policy::KeptSmall;
 use wideleaf_policies::units::mib;
@@ -103,10 +104,13 @@ impl Bed {
     }
 }
 
-/// `auto`, for which this host is always short of memory, with sensors that are not limited.
+/// `auto`, for which this host is always short of memory, with sensors that are not limited. The guest has KVM's
+/// counters, so that a demotion could hold its whole memslot; its page tables are not known.
 fn short_of_memory(bed: &Bed) -> ManagerLoop {
     let policy = PolicyChoice::parse("auto:short_from=1,short_to=0").unwrap().make();
-    let vm = ManagedVm::new(VmId(0), bed.ram.clone(), None);
+    let kvm = FakeSecondLevel::new(&[bed.ram.ranges()[0].gpa]);
+    kvm.set_paging_modes(&[]);
+    let vm = ManagedVm::new(VmId(0), bed.ram.clone(), Some(Arc::new(kvm)));
     let config = ManagerConfig { sampling: PerTenThousand::ALL, ..ManagerConfig::default() };
     ManagerLoop::new(bed.host.clone(), vec![vm], policy, config)
 }
