@@ -10,9 +10,9 @@ use wideleaf_policies::policy::{POLICIES, by_name};
 use wideleaf_policies::recording::{DecodeError, Encoder, Header, VmHeader};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestProgress, HostMemory, MappingStats, Moment, NodeId, Outcome,
-    OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, ReservationRules, Snapshot, VmId,
-    VmSnapshot, WindowIndex, WindowRow,
+    Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestProgress, HostMemory, MappingStats, Moment, NodeId,
+    Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, ReservationRules, Snapshot,
+    VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 use wideleaf_simulator::replay::{Recording, Tally};
 
