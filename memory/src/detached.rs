@@ -706,7 +706,7 @@ impl WindowMover {
             .name("window-mover".into())
             .spawn(move || {
                 thread_starts(ThreadWork::Faults);
-                if let Err(error) = answer_until(&stopped, &closes.0, touches.as_ref()) {
+                if let Err(error) = answer_until(&stopped, &closes.0, &*touches) {
                     tracing::error!("moving of windows has ended: {error}");
                 }
             })
@@ -740,7 +740,7 @@ impl Drop for CloseAtTheEnd {
 
 /// Answers whenever `touched` is readable. One failure may be an accident (no memory, a signal); many in a row
 /// end the service.
-fn answer_until(stop: &PipeReader, aside: &Aside, touched: &impl AsFd) -> io::Result<()> {
+fn answer_until(stop: &PipeReader, aside: &Aside, touched: &(impl AsFd + ?Sized)) -> io::Result<()> {
     let timeout = PollTimeout::try_from(STUCK_RETRY).expect("some milliseconds are a timeout");
     let mut failures = 0;
     loop {

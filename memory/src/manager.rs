@@ -23,8 +23,8 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::watermark::Watermark;
 use wideleaf_policies::{
-    Budget, BudgetLimits, GivenBackRules, HugePages, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId,
-    WindowIndex,
+    Budget, BudgetLimits, GivenBackRules, HugePagePrice, HugePages, Moment, PageSize, PerTenThousand, Plan, Policy,
+    Snapshot, VmId, WindowIndex,
 };
 
 use crate::block_supply::{BlockSupply, SupplyRules};
@@ -252,6 +252,11 @@ impl ManagerLoop {
             policy: Arc::new(Mutex::new(policy)),
             config,
         }
+    }
+
+    /// Sets the price of huge pages, as [`Manager::set_huge_page_price`] does while a thread runs the loop.
+    pub fn set_huge_page_price(&self, price: Option<HugePagePrice>) {
+        self.steering.set_price(price);
     }
 
     /// Records the loop from its first tick on.

@@ -66,7 +66,7 @@ pub struct OpenMover {
     /// Calls that move pages.
     pub mover: Arc<dyn Mover>,
     /// Descriptor that becomes readable when a thread touches a missing page.
-    pub touches: Arc<LinuxMover>,
+    pub touches: Arc<dyn AsFd + Send + Sync>,
 }
 
 impl OpenMover {
@@ -75,8 +75,8 @@ impl OpenMover {
     /// # Errors
     /// The same as for [`LinuxMover::open`].
     pub fn of(ram: Arc<GuestRam>) -> Result<OpenMover, MoverError> {
-        let touches = Arc::new(LinuxMover::open(ram)?);
-        Ok(OpenMover { mover: touches.clone(), touches })
+        let mover = Arc::new(LinuxMover::open(ram)?);
+        Ok(OpenMover { mover: mover.clone(), touches: mover })
     }
 }
 

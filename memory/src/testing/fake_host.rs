@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -12,10 +14,13 @@ use wideleaf_policies::{Bytes, Gpa, Hva, Moment, NodeId, PageSize};
 
 use crate::host::{Advice, Host, HostError, PageRun};
 use crate::kernel::{GiantMappings, Userfaultfds};
+use crate::mover::linux::{MoverError, OpenMover};
 use crate::numa::placement::NodePolicy;
 use crate::region::GuestRam;
+use crate::sensors::free_blocks::BUDDYINFO;
 use crate::side_mapping::{GiantFile, SideContents, SideMapping, map_giant_over};
 use crate::testing::fake_calls::FakeCalls;
+use crate::testing::fake_mover::FakeMover;
 
 /// Duration of one collapse on the fake host.
 pub const COLLAPSE_TIME: Duration = Duration::from_micros(600);
@@ -62,6 +67,10 @@ struct State {
     is_of_another: bool,
     has_file: bool,
     made_ready: u64,
+    /// Number of free blocks of 2 MiB; `None`: each collapse finds one.
+    free_blocks: Option<u64>,
+    /// Mover of all guest RAM; `None`: the real one.
+    mover: Option<Arc<FakeMover>>,
 }
 
 /// Another event during a call.
@@ -211,6 +220,21 @@ impl FakeHost {
         self.state().made_ready
     }
 
+    /// Has each collapse take one of this number of free blocks from now on, and refuses it where none is left.
+    pub fn set_free_blocks(&self, blocks: u64) {
+        self.state().set_free_blocks(blocks);
+    }
+
+    /// Number of free blocks of 2 MiB, as it was set and less those taken since.
+    pub fn free_blocks(&self) -> u64 {
+        self.state().free_blocks.unwrap_or(0)
+    }
+
+    /// Opens this mover for guest RAM from now on. The host has pages of its own: it does not see what the mover moves.
+    pub fn move_with(&self, mover: Arc<FakeMover>) {
+        self.state().mover = Some(mover);
+    }
+
     /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.state().calls.made()
@@ -247,10 +271,23 @@ impl State {
         if is_hole || self.no_huge.contains(&start) {
             return Err(libc::EINVAL);
         }
+        if self.free_blocks == Some(0) {
+            return Err(libc::ENOMEM);
+        }
         if !self.collapse_does_nothing {
+            if let Some(blocks) = self.free_blocks {
+                self.set_free_blocks(blocks - 1);
+            }
             self.pages.extend(pages(Hva::new(start), PageSize::Huge2M.bytes()).map(|page| (page, true)));
         }
         Ok(())
+    }
+
+    /// Free blocks are shown in `/proc/buddyinfo`.
+    fn set_free_blocks(&mut self, blocks: u64) {
+        self.free_blocks = Some(blocks);
+        let text = format!("Node 0, zone Normal 9 9 9 9 9 9 9 9 9 {blocks} 0\n");
+        self.texts.insert(BUDDYINFO.to_owned(), text);
     }
 
     /// Makes absent pages present, as huge pages if that is the advice.
@@ -481,4 +518,32 @@ impl GiantMappings for FakeHost {
     }
 }
 
-impl Userfaultfds for FakeHost {}
+impl Userfaultfds for FakeHost {
+    fn open_mover(&self, ram: Arc<GuestRam>) -> Result<OpenMover, MoverError> {
+        let mover = self.state().mover.clone();
+        match mover {
+            Some(mover) => Ok(OpenMover { mover, touches: Arc::new(NeverReadable::new()) }),
+            None => OpenMover::of(ram),
+        }
+    }
+}
+
+/// Descriptor of a mover of which no touch is ever reported.
+struct NeverReadable {
+    reader: PipeReader,
+    /// A pipe without a writer would count as readable.
+    _writer: PipeWriter,
+}
+
+impl NeverReadable {
+    fn new() -> NeverReadable {
+        let (reader, writer) = io::pipe().expect("the process has descriptors left");
+        NeverReadable { reader, _writer: writer }
+    }
+}
+
+impl AsFd for NeverReadable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+}

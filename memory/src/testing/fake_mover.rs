@@ -2,6 +2,7 @@
 //! fail. Whenever the guest can see a window, it is compared with the record.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,6 +58,8 @@ struct State {
     populates: u64,
     /// Number of base pages made ready.
     base_pages: u64,
+    /// Number of huge pages that were given back whole.
+    huge_given_back: u64,
     /// Numbers of the populates that bring base pages.
     short_populates: Range<u64>,
     keeps_tables: bool,
@@ -98,6 +101,7 @@ impl Default for FakeMover {
                 may_be_huge: BTreeSet::new(),
                 populates: 0,
                 base_pages: 0,
+                huge_given_back: 0,
                 short_populates: 0..0,
                 keeps_tables: false,
                 source_of: |_| Source::default(),
@@ -110,6 +114,12 @@ impl Default for FakeMover {
             emptying: Mutex::default(),
             after_search: Mutex::default(),
         }
+    }
+}
+
+impl fmt::Debug for FakeMover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FakeMover")
     }
 }
 
@@ -195,6 +205,11 @@ impl FakeMover {
     /// Number of base pages that were made ready so far.
     pub fn base_pages(&self) -> u64 {
         self.state().base_pages
+    }
+
+    /// Number of huge pages that were given back to the host so far.
+    pub fn huge_given_back(&self) -> u64 {
+        self.state().huge_given_back
     }
 
     /// Whether the mark that forbids huge pages was lifted from a window.
@@ -453,7 +468,7 @@ impl Mover for FakeMover {
                 state.tables.insert(place);
             }
         } else {
-            state.huge.remove(&place);
+            state.huge_given_back += u64::from(state.huge.remove(&place));
             if !state.keeps_tables {
                 state.tables.remove(&place);
             }

@@ -815,6 +815,7 @@ mod registered;
 mod rooms;
 mod starting;
 mod supplying;
+mod trading;
 
 #[test]
 fn a_reload_changes_all_settings_but_those_fixed_at_attach() {

@@ -16,13 +16,13 @@ fn bids(free: Option<u64>, levels: &[(u64, u32, u32)]) -> BidsReport {
 }
 
 /// A run with its own connection, which has a number as the process has.
-struct Run<'a> {
+pub(super) struct Run<'a> {
     bench: &'a Bench,
     view: Box<VmView>,
 }
 
 impl<'a> Run<'a> {
-    fn register(bench: &'a Bench, pid: u32, name: &str, huge: Bytes) -> Run<'a> {
+    pub(super) fn register(bench: &'a Bench, pid: u32, name: &str, huge: Bytes) -> Run<'a> {
         let mut view = own_view(pid);
         view.name = name.into();
         view.backing = Some(BackingView { huge_2m: huge.get(), ..BackingView::default() });
@@ -46,10 +46,15 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Reports these bids. Returns the price, as the run is told.
+    pub(super) fn exchanges(&self, bids: Option<BidsReport>) -> Option<PriceOfHugePage> {
+        let live = LiveReport { bids: bids.map(Box::new), ..LiveReport::default() };
+        self.ask(Request::Status { vm: self.view.clone(), live })
+    }
+
     /// Reports these bids. Returns the price and the allowance.
     fn tells(&self, bids: Option<BidsReport>) -> Option<(u64, u64)> {
-        let live = LiveReport { bids: bids.map(Box::new), ..LiveReport::default() };
-        let price = self.ask(Request::Status { vm: self.view.clone(), live });
+        let price = self.exchanges(bids);
         price.map(|PriceOfHugePage { cycles_per_s, may_vacate, .. }| (cycles_per_s, may_vacate))
     }
 }
