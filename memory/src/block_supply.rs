@@ -1,4 +1,5 @@
-//! Makes free blocks of 2 MiB while windows wait for huge pages, within a budget of CPU time.
+//! Makes free blocks of 2 MiB while windows wait for huge pages, within a budget of CPU time. Where its user asks for
+//! it, some are kept ready for windows that wait later.
 //!
 //! ```text
 //!   windows wait ── want ──▶ thread `block-supply`, nice 19 ──▶ asks for huge pages, one at a time, and holds them
@@ -37,6 +38,7 @@ mod held_blocks;
 mod pressure;
 mod supplier;
 
+pub use held_blocks::HELD_MAX;
 use held_blocks::HeldBlocks;
 use supplier::Supplier;
 
@@ -47,7 +49,7 @@ pub struct SupplyRules {
     pub cpu: PerTenThousand,
     /// CPU time that may be saved up while no block is needed.
     pub cpu_burst: Duration,
-    /// Number of free blocks below which more are made, if that many windows wait.
+    /// Number of free blocks below which more are made, if that many windows wait; also the size of a reserve.
     pub low: u64,
     /// Number of free blocks up to which they are made; also the largest number held at once.
     pub high: u64,
@@ -82,6 +84,19 @@ pub struct SupplyDemand {
     pub free: u64,
     /// Whether the host is short of memory: then no block is made.
     pub is_host_short: bool,
+    /// Whether [`SupplyRules::low`] blocks are kept ready for windows that wait later.
+    pub keeps_reserve: bool,
+}
+
+impl SupplyDemand {
+    /// Number of blocks that are wanted.
+    fn blocks(self, rules: &SupplyRules) -> u64 {
+        self.windows.max(if self.keeps_reserve { rules.low } else { 0 })
+    }
+
+    fn has_work(self) -> bool {
+        self.windows > 0 || self.keeps_reserve
+    }
 }
 
 /// Counters of a supply since its start.
@@ -99,7 +114,7 @@ pub struct SupplyReport {
     pub moved_pages: u64,
     /// CPU time of its thread.
     pub cpu: Duration,
-    /// Number of times that it was stopped while windows waited, by reason.
+    /// Number of times that it was stopped while there was work, by reason.
     pub stopped: BTreeMap<&'static str, u64>,
 }
 
@@ -121,7 +136,8 @@ impl SupplyReport {
     }
 }
 
-/// A supply of free blocks. Its thread starts when windows first wait, and sleeps while none does.
+/// A supply of free blocks. Its thread starts when windows first wait, and sleeps while none does and no reserve is
+/// kept.
 pub struct BlockSupply {
     host: Arc<dyn Host>,
     nodes: NodeSet,
@@ -168,13 +184,13 @@ impl BlockSupply {
     /// Says what windows lack now. It holds until the next call.
     ///
     /// # Errors
-    /// Windows wait, and no thread could be started. The next call tries again.
+    /// There is work, and no thread could be started. The next call tries again.
     pub fn want(&self, demand: SupplyDemand) -> io::Result<()> {
         let before = std::mem::replace(&mut self.shared.lock().demand, demand);
-        if before.windows == 0 && demand.windows > 0 {
+        if !before.has_work() && demand.has_work() {
             self.shared.changed.notify_all();
         }
-        if demand.windows == 0 { Ok(()) } else { self.start() }
+        if demand.has_work() { self.start() } else { Ok(()) }
     }
 
     /// Changes the bounds from the next request on.
@@ -233,12 +249,11 @@ impl Shared {
         }
     }
 
-    /// Waits for this time, and while no window waits for a huge page, unless blocks are still held. `None` once it is
-    /// over.
+    /// Waits for this time, and while there is no work, unless blocks are still held. `None` once it is over.
     fn next(&self, pause: Duration, is_holding: bool) -> Option<Wanted> {
         let mut wanted = self.lock();
         self.changed.wait_while_for(&mut wanted, |wanted| !wanted.is_over, pause);
-        let has_nothing_to_do = |wanted: &mut Wanted| !wanted.is_over && wanted.demand.windows == 0 && !is_holding;
+        let has_nothing_to_do = |wanted: &mut Wanted| !wanted.is_over && !wanted.demand.has_work() && !is_holding;
         self.changed.wait_while(&mut wanted, has_nothing_to_do);
         (!wanted.is_over).then_some(*wanted)
     }

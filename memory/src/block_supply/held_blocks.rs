@@ -11,7 +11,7 @@ use crate::sys::mapping::AddressReservation;
 const WINDOW: PageSize = PageSize::Huge2M;
 
 /// Maximum number of blocks held at once, whatever the rules say: 512 MiB of addresses.
-pub(super) const HELD_MAX: u64 = 256;
+pub const HELD_MAX: u64 = 256;
 
 /// Blocks that can be taken one by one, and are given back together.
 pub(super) trait Blocks {

@@ -58,7 +58,7 @@ pub(super) struct Supplier<B> {
 
 /// What a step found to do.
 enum Work {
-    /// Enough is free, or no window waits.
+    /// Enough is free, or none is wanted.
     Nothing,
     /// It has to wait, for a reason that is no pressure.
     Wait,
@@ -114,7 +114,7 @@ impl<B: Blocks> Supplier<B> {
     }
 
     fn work(&mut self, demand: SupplyDemand, rules: &SupplyRules) -> Work {
-        let goal = rules.high.min(demand.windows).min(HELD_MAX);
+        let goal = rules.high.min(demand.blocks(rules)).min(HELD_MAX);
         let is_begun = self.blocks.held() > 0;
         if rules.cpu.get() == 0 || goal == 0 || (!is_begun && demand.free >= rules.low.min(goal)) {
             return Work::Nothing;
@@ -321,6 +321,7 @@ mod tests {
         blocks: FakeBlocks,
         supplier: Supplier<FakeBlocks>,
         rules: SupplyRules,
+        keeps_reserve: bool,
     }
 
     impl Bench {
@@ -330,7 +331,7 @@ mod tests {
             let blocks = FakeBlocks(host.clone(), Arc::new(Mutex::new(memory)));
             blocks.tell();
             let (supplier, rules) = (Supplier::new(host.clone(), blocks.clone()), SupplyRules::default());
-            let bench = Bench { host, blocks, supplier, rules };
+            let bench = Bench { host, blocks, supplier, rules, keeps_reserve: false };
             bench.wait_for(0, 0);
             bench.host.sleep(Duration::from_secs(100));
             bench
@@ -348,7 +349,8 @@ mod tests {
             let until = self.host.now() + time;
             while self.host.now() < until {
                 let free = self.blocks.memory().free;
-                self.step(SupplyDemand { windows, free, is_host_short: false }, until);
+                let keeps_reserve = self.keeps_reserve;
+                self.step(SupplyDemand { windows, free, is_host_short: false, keeps_reserve }, until);
             }
         }
 
@@ -387,6 +389,16 @@ mod tests {
     }
 
     #[test]
+    fn a_reserve_is_filled_up_to_the_low_mark_while_fewer_windows_wait() {
+        for (free, windows, made) in [(0, 0, 8), (5, 0, 3), (8, 0, 0), (1, 1, 7), (0, 20, 20)] {
+            let mut bench = Bench::new(free, 1000);
+            bench.keeps_reserve = true;
+            bench.run(windows, 10 * SECOND);
+            assert_eq!((bench.report().made, bench.blocks.memory().free), (made, free + made), "{free} {windows}");
+        }
+    }
+
+    #[test]
     fn blocks_that_are_taken_are_replaced_within_the_share_of_a_core() {
         let mut bench = Bench::new(0, 100_000);
         for _ in 0..1000 {
@@ -418,7 +430,7 @@ mod tests {
         // The windows cannot get them, for instance as they are of another node.
         let mut bench = Bench::new(1000, 0);
         for _ in 0..3 * 60 {
-            bench.run_with(SupplyDemand { windows: 99, free: 0, is_host_short: false }, SECOND);
+            bench.run_with(SupplyDemand { windows: 99, ..SupplyDemand::default() }, SECOND);
         }
         assert_eq!((bench.report().made, bench.report().found), (0, 8 * 32));
     }
@@ -449,7 +461,7 @@ mod tests {
         }
         bench.wait_for(5_400, 400);
         bench.run(200, SECOND / 2);
-        let demand = SupplyDemand { windows: 200, free: 0, is_host_short: true };
+        let demand = SupplyDemand { windows: 200, is_host_short: true, ..SupplyDemand::default() };
         (0..3).for_each(|_| bench.supplier.step(demand, bench.rules));
         let stopped = bench.report().stopped;
         assert_eq!(stopped.keys().copied().collect::<Vec<_>>(), ["cpu_pressure", "host_short", "memory_pressure"]);

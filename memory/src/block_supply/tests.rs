@@ -34,6 +34,13 @@ fn its_thread_starts_when_windows_wait_and_ends_with_it() {
 }
 
 #[test]
+fn a_reserve_alone_starts_its_thread() {
+    let supply = supply();
+    supply.want(SupplyDemand { keeps_reserve: true, ..SupplyDemand::default() }).expect("a thread");
+    assert!(supply.thread.lock().is_some());
+}
+
+#[test]
 fn counters_have_names_and_those_of_zero_are_left_out() {
     let report = SupplyReport {
         made: 3,

@@ -77,7 +77,7 @@ impl ManagerLoop {
         // A policy that bids plans only for the windows that the free pages suffice for.
         let windows = self.policy.lock().bids().map_or(0, Bids::wanted).max(waiting);
         let is_host_short = self.shortage.update(host_memory(self.host.as_ref()).ok());
-        SupplyDemand { windows, free, is_host_short }
+        SupplyDemand { windows, free, is_host_short, keeps_reserve: false }
     }
 
     /// No window waits from now on.
@@ -132,10 +132,11 @@ mod tests {
         let (host, mut work) = refused(5, 1000);
         assert_eq!(work.demand(), SupplyDemand::default(), "no window waits yet");
         work.tick();
-        assert_eq!(work.demand(), SupplyDemand { windows: 4, free: 0, is_host_short: false });
+        assert_eq!(work.demand(), SupplyDemand { windows: 4, ..SupplyDemand::default() });
         set_free(&host, 7);
         set_available(&host, 10);
-        assert_eq!(work.demand(), SupplyDemand { windows: 4, free: 2, is_host_short: true });
+        let short = SupplyDemand { windows: 4, free: 2, is_host_short: true, keeps_reserve: false };
+        assert_eq!(work.demand(), short);
         work.steering.set_supplied(true);
         assert_eq!(work.demand(), SupplyDemand::default(), "the daemon asks for all");
     }

@@ -137,26 +137,43 @@ impl Default for HostConfig {
     }
 }
 
-/// Section `[supply]`: free blocks of 2 MiB that are made while windows wait for them.
+/// Section `[supply]`: free blocks of 2 MiB that are made while windows wait for them, and a reserve of them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SupplyConfig {
     /// Share of one core, in ten thousandths; 0: none is made.
     #[serde(deserialize_with = "values::share")]
     pub cpu_share: u32,
+    /// Number of free blocks below which more are made; also the size of the reserve.
+    #[serde(deserialize_with = "values::blocks")]
+    pub low_blocks: u64,
+    /// Number of free blocks up to which they are made for windows that wait.
+    #[serde(deserialize_with = "values::blocks")]
+    pub high_blocks: u64,
+    /// Time for which the reserve is kept after a window has waited; zero: there is none.
+    #[serde(deserialize_with = "values::interval_or_zero")]
+    pub reserve_for: Duration,
 }
 
 impl Default for SupplyConfig {
-    /// As for one manager.
+    /// As for one manager. Windows become hot in turns: five minutes are longer than a phase of most programs, and a
+    /// host without new windows is left in peace afterwards.
     fn default() -> SupplyConfig {
-        SupplyConfig { cpu_share: SupplyRules::default().cpu.get() }
+        let SupplyRules { cpu, low, high, .. } = SupplyRules::default();
+        let reserve_for = Duration::from_secs(300);
+        SupplyConfig { cpu_share: cpu.get(), low_blocks: low, high_blocks: high, reserve_for }
     }
 }
 
 impl SupplyConfig {
     /// The bounds as the supply uses them.
     pub fn rules(&self) -> SupplyRules {
-        SupplyRules { cpu: PerTenThousand::new(self.cpu_share), ..SupplyRules::default() }
+        SupplyRules {
+            cpu: PerTenThousand::new(self.cpu_share),
+            low: self.low_blocks,
+            high: self.high_blocks,
+            ..SupplyRules::default()
+        }
     }
 }
 
@@ -370,6 +387,11 @@ impl Config {
                 "host.high_free ({high_free}) is below host.low_free ({low_free}): make it at least as large"
             ));
         }
+        let SupplyConfig { low_blocks, high_blocks, .. } = self.supply;
+        if high_blocks < low_blocks {
+            let what = format!("supply.high_blocks ({high_blocks}) is below supply.low_blocks ({low_blocks})");
+            return Some(format!("{what}: make it at least as large"));
+        }
         let unnamed = self.vm.iter().position(|rule| rule.name.is_none() && rule.flavor.is_none())?;
         Some(format!("[[vm]] number {} says of no VM that it is for it: add name or flavor", unnamed + 1))
     }
@@ -530,6 +552,8 @@ mod tests {
         assert!(mistake("[socket]\nmode = \"rw\"").starts_with(":2:8: \"rw\" is not a mode"));
         assert!(mistake("[[vm]]\nname = \"a\"\nweight = 0").starts_with(":3:10: 0 is not a weight"));
         assert!(mistake("[recovery]\nburst = 0").starts_with(":2:9: 0 is not a burst"));
+        assert!(mistake("[supply]\nlow_blocks = 0").starts_with(":2:14: 0 is not a number of blocks"));
+        assert!(mistake("[supply]\nhigh_blocks = 257").starts_with(":2:15: 257 is not a number of blocks"));
         assert!(mistake("[attach]\nautomatic = \"some\"").starts_with(":2:13: "));
         assert!(mistake("[attach]\ninterval = \"10\"").starts_with(":2:12: \"10\" is not a time"));
         assert!(mistake("[metrics]\nlisten = \"here\"").starts_with(":2:10: \"here\" is not an address"));
@@ -555,6 +579,8 @@ mod tests {
     fn watermarks_that_contradict_each_other_are_refused() {
         let text = mistake("[host]\nlow_free = \"2G\"\nhigh_free = \"1G\"\n");
         assert!(text.contains("high_free (1 GiB) is below host.low_free (2 GiB)"), "{text}");
+        let text = mistake("[supply]\nlow_blocks = 33\n");
+        assert!(text.contains("high_blocks (32) is below supply.low_blocks (33)"), "{text}");
     }
 
     #[test]

@@ -135,6 +135,8 @@ struct Table {
     market: Market,
     /// Number of free blocks that `/proc/buddyinfo` does not count and that managers were told of.
     known_unseen: u64,
+    /// Latest second at which a window waited for a huge page; `None`: none has.
+    waited_at: Option<Duration>,
     saved_at: Duration,
 }
 
@@ -189,6 +191,7 @@ impl Engine {
             host: HostMemoryWatch::default(),
             market: Market::default(),
             known_unseen: 0,
+            waited_at: None,
             saved_at: Duration::ZERO,
         };
         let looks = Arc::new(Surveys::new(Arc::clone(&doors.questions)));
@@ -265,7 +268,7 @@ impl Engine {
         self.pursue_guarantees();
         self.share_out();
         self.clear_market(now);
-        self.want_blocks();
+        self.want_blocks(now);
         if now.saturating_sub(self.table().saved_at) >= SAVE_INTERVAL {
             self.table().saved_at = now;
             self.save();

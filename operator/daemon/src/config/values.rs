@@ -11,6 +11,7 @@ use serde::{Deserialize, de};
 use wideleaf_attach::refuse::refuse_policy;
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_memory::block_supply::HELD_MAX;
 use wideleaf_policies::{Bytes, PolicyChoice};
 
 use super::Pattern;
@@ -271,20 +272,39 @@ pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     }
 }
 
+/// A number of blocks of 2 MiB such as `8`.
+pub(super) fn blocks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let blocks = i64::deserialize(deserializer)?;
+    match u64::try_from(blocks) {
+        Ok(blocks @ 1..=HELD_MAX) => Ok(blocks),
+        _ => Err(D::Error::custom(format!(
+            "{blocks} is not a number of blocks: write a whole number from 1 to {HELD_MAX}; \
+             supply.cpu_share = \"0%\" makes none"
+        ))),
+    }
+}
+
 /// A time such as `"10s"`, in whole seconds: nothing here runs more often than once a second.
 pub(super) fn interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    read(deserializer, |text| {
-        let seconds = match text.strip_suffix('s') {
-            Some(number) => number.parse::<u64>().ok(),
-            None => text.strip_suffix('m').and_then(|number| number.parse::<u64>().ok()?.checked_mul(60)),
-        };
-        match seconds {
-            Some(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
-            _ => Err(format!(
-                "{text:?} is not a time: write whole seconds or minutes, like \"10s\" or \"5m\", at most a day"
-            )),
-        }
-    })
+    read(deserializer, |text| time_from(text, 1))
+}
+
+/// A time such as `"5m"`, or `"0s"`.
+pub(super) fn interval_or_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    read(deserializer, |text| time_from(text, 0))
+}
+
+fn time_from(text: &str, shortest_s: u64) -> Result<Duration, String> {
+    let seconds = match text.strip_suffix('s') {
+        Some(number) => number.parse::<u64>().ok(),
+        None => text.strip_suffix('m').and_then(|number| number.parse::<u64>().ok()?.checked_mul(60)),
+    };
+    match seconds {
+        Some(seconds) if (shortest_s..=86_400).contains(&seconds) => Ok(Duration::from_secs(seconds)),
+        _ => Err(format!(
+            "{text:?} is not a time: write whole seconds or minutes, like \"10s\" or \"5m\", at most a day"
+        )),
+    }
 }
 
 fn read<'de, D: Deserializer<'de>, T>(
@@ -335,6 +355,13 @@ mod tests {
             }
         }
         assert!(!Automatic::Libvirt.is_match("web-1"), "the hook did not report it");
+    }
+
+    #[test]
+    fn a_time_may_be_zero_only_where_that_means_something() {
+        let seconds = |text, shortest_s| time_from(text, shortest_s).ok().map(|time| time.as_secs());
+        assert_eq!(["10s", "5m", "0s", "1441m"].map(|text| seconds(text, 1)), [Some(10), Some(300), None, None]);
+        assert_eq!(["0s", "0m", "1441m"].map(|text| seconds(text, 0)), [Some(0), Some(0), None]);
     }
 
     #[test]

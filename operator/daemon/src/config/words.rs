@@ -19,7 +19,7 @@ impl Config {
         let BudgetConfig { copy_per_second, cpu_share } = budget;
         let RecoveryConfig { burst, longest } = recovery;
         let HostConfig { low_free, high_free } = host;
-        let SupplyConfig { cpu_share: supply_share } = supply;
+        let SupplyConfig { cpu_share: supply_share, low_blocks, high_blocks, reserve_for } = supply;
         let SocketConfig { path, mode, group } = socket;
         let MetricsConfig { listen, mode: metrics_mode } = metrics;
         let StateConfig { path: state_path } = state;
@@ -37,6 +37,9 @@ impl Config {
         words.say("high_free", quoted(size(*high_free)));
         words.section("[supply]");
         words.say("cpu_share", quoted(share(*supply_share)));
+        words.say("low_blocks", low_blocks);
+        words.say("high_blocks", high_blocks);
+        words.say("reserve_for", quoted(time(*reserve_for)));
         words.section("[socket]");
         words.say("path", quoted(path.display()));
         words.say("mode", quoted(format!("{mode:04o}")));
@@ -150,6 +153,10 @@ mod tests {
             [metrics]
             listen = "unix:/run/metrics.sock"
             mode = "0666"
+            [supply]
+            low_blocks = 3
+            high_blocks = 100
+            reserve_for = "0s"
             [attach]
             automatic = ["web*", "it's \"db\""]
             interval = "5m"

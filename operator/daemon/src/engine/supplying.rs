@@ -1,4 +1,5 @@
-//! Free blocks of 2 MiB, made before guests need them: once a second the daemon says what the windows of all VMs lack.
+//! Free blocks of 2 MiB: once a second the daemon says what the windows of all VMs lack. For a while after the last one
+//! waited, and while a manager still knows that pages are short, some are kept ready for the next.
 //!
 //! ```text
 //!   a VM's manager was refused a page ─▶ its windows that wait, by bids or reasons ─▶ sum of all VMs ──┐
@@ -7,6 +8,8 @@
 //!
 //! There is one supply for the host: managers of external guests have none, and a `wideleaf run` lets its own one rest
 //! while it is registered.
+
+use std::time::Duration;
 
 use wideleaf_memory::block_supply::SupplyDemand;
 use wideleaf_memory::explain::WhyNot;
@@ -17,11 +20,11 @@ use super::{Engine, SharedCare, Table, told_if_free};
 
 impl Engine {
     /// Says what windows lack, within the configured bounds, and tells managers of blocks that they cannot see.
-    pub(super) fn want_blocks(&self) {
+    pub(super) fn want_blocks(&self, now: Duration) {
         let unseen = self.doors.supply.report().unseen;
         let (demand, rules, promised) = {
             let mut table = self.table();
-            (table.demand(), table.config.supply.rules(), table.promise(unseen))
+            (table.demand_at(now), table.config.supply.rules(), table.promise(unseen))
         };
         self.doors.supply.set_rules(rules);
         self.doors.supply.want(demand);
@@ -33,12 +36,28 @@ impl Engine {
 }
 
 impl Table {
+    /// The demand of this second, with a reserve if it is kept.
+    fn demand_at(&mut self, now: Duration) -> SupplyDemand {
+        let demand = self.demand();
+        if demand.windows > 0 {
+            self.waited_at = Some(now);
+        }
+        let is_kept = |at| now.saturating_sub(at) < self.config.supply.reserve_for;
+        // Without such a manager, no number of free blocks is known, nor that they are short.
+        let is_short = self.refused().next().is_some();
+        SupplyDemand { keeps_reserve: is_short && self.waited_at.is_some_and(is_kept), ..demand }
+    }
+
     fn demand(&self) -> SupplyDemand {
-        let refused = || self.vms.values().filter_map(|vm| Some((vm, vm.offer.as_ref()?.free?)));
-        let windows = refused().map(|(vm, _)| waiting(vm)).sum();
+        let windows = self.refused().map(|(vm, _)| waiting(vm)).sum();
         // As for the price: the least is the latest.
-        let free = refused().map(|(_, free)| free).min().unwrap_or(0);
-        SupplyDemand { windows, free, is_host_short: self.host.is_short }
+        let free = self.refused().map(|(_, free)| free).min().unwrap_or(0);
+        SupplyDemand { windows, free, is_host_short: self.host.is_short, keeps_reserve: false }
+    }
+
+    /// VMs with a manager that was refused a page, and the number of blocks that have become free for it since.
+    fn refused(&self) -> impl Iterator<Item = (&Vm, u64)> {
+        self.vms.values().filter_map(|vm| Some((vm, vm.offer.as_ref()?.free?)))
     }
 
     /// Shares out the blocks that `/proc/buddyinfo` does not count, by the number of windows that wait. `unseen`: all

@@ -64,14 +64,36 @@ fn windows_that_wait_are_added_up_over_the_vms_with_a_refused_manager() {
     report(&bench, 2, Some(BidsReport { free: Some(4), levels: Vec::new() }), 5);
     // Its manager was not refused a page.
     report(&bench, 3, bids(None, 100), 100);
-    assert_eq!(demand_at(&bench, 2), SupplyDemand { windows: 15, free: 4, is_host_short: false });
+    let expected = SupplyDemand { windows: 15, free: 4, is_host_short: false, keeps_reserve: true };
+    assert_eq!(demand_at(&bench, 2), expected);
     assert_eq!(bench.engine.scrape().supply.made, 7);
 }
 
 #[test]
-fn the_supply_knows_a_shortage_of_memory_and_the_configured_share() {
-    let bench = Bench::new("[host]\nlow_free = \"1G\"\nhigh_free = \"2G\"\n[supply]\ncpu_share = \"2.5%\"");
+fn the_supply_knows_a_shortage_of_memory_and_the_configured_bounds() {
+    let supply = "[supply]\ncpu_share = \"2.5%\"\nlow_blocks = 3\nhigh_blocks = 100";
+    let bench = Bench::new(&format!("[host]\nlow_free = \"1G\"\nhigh_free = \"2G\"\n{supply}"));
     bench.available.store(mib(512).get(), Ordering::Relaxed);
     assert!(demand_at(&bench, 1).is_host_short);
-    assert_eq!(bench.supply.rules.lock().cpu, PerTenThousand::new(250));
+    let SupplyRules { cpu, low, high, .. } = *bench.supply.rules.lock();
+    assert_eq!((cpu, low, high), (PerTenThousand::new(250), 3, 100));
+}
+
+#[test]
+fn a_reserve_is_kept_for_a_while_after_a_window_waited_and_only_while_pages_are_short() {
+    let kept = |config: &str, seconds: &[(u64, Option<u64>, u32)]| -> Vec<bool> {
+        let bench = Bench::new(config);
+        let bids = |free, wanted| Some(BidsReport { free, levels: vec![(1 << 20, wanted, 3)] });
+        report(&bench, 1, bids(Some(0), 0), 0);
+        let kept = |&(second, free, wanted)| {
+            promised(&bench, 1, bids(free, wanted));
+            demand_at(&bench, second).keeps_reserve
+        };
+        seconds.iter().map(kept).collect()
+    };
+    let waits = [(1, Some(0), 0), (2, Some(0), 5), (11, Some(2), 0), (12, Some(2), 0)];
+    let ends = [(20, Some(0), 1), (21, None, 0)];
+    let seconds = [&waits[..], &ends].concat();
+    assert_eq!(kept("[supply]\nreserve_for = \"10s\"", &seconds), [false, true, true, false, true, false]);
+    assert_eq!(kept("[supply]\nreserve_for = \"0s\"", &seconds), [false; 6]);
 }
