@@ -35,6 +35,11 @@ fn a_scan_of_all_processes_lists_every_one_and_marks_those_that_do_not_answer() 
     for _ in 0..3 {
         assert!(is_silent(&view_of(stuck.pid())) && !is_silent(&view_of(other.pid())));
     }
+    // Without a daemon, `top` takes a survey for each of these.
+    let survey = Survey::take(&look(stuck.pid()).unwrap(), None);
+    for notes in [survey.windows().notes, survey.explanation().notes] {
+        assert!(notes.iter().any(|note| note.contains("does not answer")), "{notes:?}");
+    }
     assert!(view_of(other.pid()).backing.is_some());
     let holders = HugetlbPools::of_this_machine().holders();
     assert!(!holders.hidden.contains(&stuck.pid()));

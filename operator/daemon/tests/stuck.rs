@@ -4,8 +4,10 @@
 
 mod place;
 
+use std::os::unix::net::UnixStream;
+
 use nix::sys::signal::Signal;
-use place::{Daemon, Place, eventually};
+use place::{Daemon, Place, eventually, scrape};
 use wideleaf_control::client::{ClientError, ask};
 use wideleaf_control::protocol::{Answer, Request, Settings, Target};
 use wideleaf_control::view::{Care, VmView};
@@ -63,7 +65,16 @@ fn a_process_that_hangs_has_a_row_and_a_line_in_the_log_and_everything_else_cont
     let name = other.pid().to_string();
     let changes = Settings { policy: Some("off".into()), ..Settings::default() };
     daemon.ask(Request::Set { vm: name.clone(), changes });
-    daemon.ask(Request::Explain { vm: name.clone() });
+    // `top` looks at either.
+    assert_eq!(daemon.view().vms, 1);
+    daemon.ask(Request::Windows { vm: name.clone() });
+    let of_stuck = stuck.pid().to_string();
+    for request in [Request::Windows { vm: of_stuck.clone() }, Request::Explain { vm: of_stuck }] {
+        let refused = ask(&place.socket(), request).unwrap_err().to_string();
+        assert!(refused.contains("does not answer"), "{refused}");
+    }
+    let scraped = scrape(UnixStream::connect(place.file("metrics.sock")).unwrap());
+    assert!(scraped.contains("\nwideleaf_daemon_vms{} 1.0\n"), "{scraped}");
     daemon.ask(Request::Detach { vm: name });
     daemon.ask(Request::Rooms);
     daemon.ask(Request::Prepare { domain: "none".into(), uuid: "none".into(), pages: Vec::new(), ordinary: None });
