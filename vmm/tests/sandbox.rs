@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "the attempts make calls that no safe function makes")]
 
+#[path = "it/tiny.rs"]
 mod tiny;
 
 use std::fs;

@@ -1,11 +1,4 @@
-//! Tiny guests, a few instructions each, on real KVM: entries, exits, pause and resume, and what KVM maps.
-//! Without `/dev/kvm` every test here reports that it was skipped; `WIDELEAF_REQUIRE=kvm` makes that a failure. To
-//! run them on a machine without KVM: `cargo test -p wideleaf-vmm --no-run`, then
-//! `guest-tests/lab/lab npt --file target/…/boot_smoke-…:/boot_smoke -- /boot_smoke --test-threads 1`.
-
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod tiny;
+//! Entries, exits, pause and resume of tiny guests, and what KVM maps for them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,7 +6,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tiny::{CODE, has_kvm, image};
 use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevelError, TableLevels};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
@@ -24,6 +16,8 @@ use wideleaf_vmm::kvm::KvmSystem;
 use wideleaf_vmm::run_loop::VcpuState;
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
+
+use crate::tiny::{CODE, has_kvm, image};
 
 /// Time limit: long enough for an emulated host, short enough for a person.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -37,8 +31,9 @@ fn is_alone(test: &str) -> bool {
         return true;
     }
     let program = std::env::current_exe().unwrap();
-    let status = std::process::Command::new(program).args([test, "--exact"]).env(ALONE, "1").status().unwrap();
-    assert!(status.success(), "{test}, alone: {status}");
+    let output = std::process::Command::new(program).args([test, "--exact"]).env(ALONE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains(" 1 passed"), "{test}, alone: {}\n{text}", output.status);
     false
 }
 
@@ -282,7 +277,7 @@ fn a_guest_that_never_ends_is_stopped_in_time() {
 
 #[test]
 fn a_dropped_machine_leaves_no_thread_and_no_file() {
-    if !has_kvm() || !is_alone("a_dropped_machine_leaves_no_thread_and_no_file") {
+    if !has_kvm() || !is_alone("boot::a_dropped_machine_leaves_no_thread_and_no_file") {
         return;
     }
     let open_files = || std::fs::read_dir("/proc/self/fd").expect("proc is mounted").count();

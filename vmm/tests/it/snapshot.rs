@@ -1,9 +1,4 @@
-//! Guests on real KVM that are saved in the middle of their work and continue in another VM, with a copy of their RAM.
-//! Without `/dev/kvm` every test here reports that it was skipped; `WIDELEAF_REQUIRE=kvm` makes that a failure.
-
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod tiny;
+//! Guests that are saved in the middle of their work and continue in another VM, with a copy of their RAM.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tiny::{has_kvm, image};
 use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
 use wideleaf_policies::PageSize;
@@ -25,6 +19,8 @@ use wideleaf_vmm::{
     GuestExit, Hardware, HostLimits, ImageSource, Machine, MachineState, RestoreError, SaveError, VmConfig, VmOptions,
     WaitLimits,
 };
+
+use crate::tiny::{has_kvm, image};
 
 /// Time limit: long enough for an emulated host, short enough for a person.
 const WAIT_MAX: Duration = Duration::from_secs(60);
