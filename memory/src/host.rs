@@ -1,5 +1,7 @@
-//! The door to the kernel for one address space, of this process or another one. All reads by the sensors and changes
+//! Interface to the kernel for one address space, of this process or another one. All reads by the sensors and changes
 //! by the actuators on the host's side go through [`Host`], so that the fake one can fail at each call.
+//!
+//! No call changes the contents of memory.
 
 use std::io;
 
@@ -49,10 +51,10 @@ pub trait Host: Send + Sync {
         true
     }
 
-    /// The time since the host was opened.
+    /// Time since the host was opened.
     fn now(&self) -> Moment;
 
-    /// CPU time the calling thread has used.
+    /// CPU time that the calling thread has used.
     fn thread_cpu_time(&self) -> std::time::Duration;
 
     /// Gives advice about a range.
@@ -116,8 +118,9 @@ pub trait Host: Send + Sync {
     }
 
     /// Makes a free huge page of this machine ready for a collapse of the window at `start` by this thread, while no
-    /// thread of the guest waits for it: on the NUMA node of the window's first page, as the kernel's collapse takes it
-    /// from the node of most of its pages. Nothing comes of it if there is none: the collapse has the error.
+    /// thread of the guest waits for it. The page is on the NUMA node of the window's first page; the kernel's collapse
+    /// takes one from the node of most pages of the window. Without a free huge page this does nothing, and the
+    /// collapse returns the error.
     fn make_huge_page_ready(&self, _start: Hva) {}
 
     /// Waits for this time; hosts of tests may wait less.
@@ -165,7 +168,8 @@ impl From<MapError> for HostError {
     }
 }
 
-/// Result of a step that asks for no huge page: without memory or a mapping for it, others may still get one.
+/// Result of a step that needs no huge page. A shortage of memory or mappings in it does not mean that huge pages are
+/// short, so it is not reported as one.
 pub(crate) fn beside_huge_pages(result: OutcomeResult) -> OutcomeResult {
     match result {
         OutcomeResult::Refused(Refusal::NoHugePage) => OutcomeResult::Refused(Refusal::Other(libc::ENOMEM)),

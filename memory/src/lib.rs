@@ -36,12 +36,12 @@
 //! | [`progress`] | none: a guest's own count of its work | none |
 //! | [`manager`] | all of the above through [`kernel::Kernel`] and [`second_level::SecondLevel`] | none |
 //!
-//! Every effect on the kernel goes through one of three doors: [`kernel::Kernel`] (an address space, of which
+//! Every effect on the kernel goes through one of three interfaces: [`kernel::Kernel`] (an address space, of which
 //! [`host::Host`] is the part that also another process has), [`mover::Mover`] (the pages of one VM) and
 //! [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call, and a wrapper of
 //! the real one that fails at random (module `testing`, with the feature of that name). There are exceptions. In
 //! [`first_touch`] and [`reserved_frames`] the kernel reports the faults, so their userfaultfd is always the real
-//! one. [`reserved_frames`] and [`sensors::minor_faults`] have small doors of their own, with fakes.
+//! one. [`reserved_frames`] and [`sensors::minor_faults`] have small interfaces of their own, with fakes.
 //! [`sensors::damon`] reads and writes files under a root that tests choose. `unsafe` is in `sys` alone.
 
 pub mod actuators;

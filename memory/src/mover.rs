@@ -1,4 +1,4 @@
-//! The door to the kernel for moving the pages of one VM's RAM, whole windows at a time, without copying, while the
+//! Interface to the kernel for moving the pages of one VM's RAM, whole windows at a time, without copying, while the
 //! guest runs (`UFFDIO_MOVE`, Linux 6.8). All memory operations of the access sensor and the swap go through
 //! [`Mover`], so that the fake one can fail at each call.
 //!

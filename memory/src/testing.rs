@@ -1,8 +1,8 @@
-//! Doubles of the doors to the kernel, for tests of this crate and its users (feature `testing`).
+//! Doubles of the interfaces to the kernel, for tests of this crate and its users (feature `testing`).
 //!
 //! ```text
 //!   fake_*      in memory, without a kernel: every call can be made to fail       tests of one decision
-//!   failing_*   before the real door: some calls fail, at random                  long tests on the real kernel
+//!   failing_*   before the real one: some calls fail, at random                   long tests on the real kernel
 //! ```
 //!
 //! [`page_copies`] is none of these: it restores RAM as others do, for comparisons. [`two_nodes`] has the files of a

@@ -30,15 +30,15 @@ use crate::sensors::minor_faults::MinorFaults;
 /// Unmaps windows of one VM's memfd RAM for their collapse; see the module.
 pub struct UnmappedCollapse {
     /// `None` once closed: windows are collapsed while they are mapped.
-    door: Mutex<Option<Arc<dyn MinorFaults>>>,
+    faults: Mutex<Option<Arc<dyn MinorFaults>>>,
     /// Claims of the RAM: a window with pages that are being given back stays mapped.
     claims: Arc<Claims>,
 }
 
 impl UnmappedCollapse {
-    /// Over a door that no other user has. `claims` are those of the RAM behind it.
-    pub fn new(door: Arc<dyn MinorFaults>, claims: Arc<Claims>) -> UnmappedCollapse {
-        UnmappedCollapse { door: Mutex::new(Some(door)), claims }
+    /// Over faults that no other user has. `claims` are those of the RAM behind it.
+    pub fn new(faults: Arc<dyn MinorFaults>, claims: Arc<Claims>) -> UnmappedCollapse {
+        UnmappedCollapse { faults: Mutex::new(Some(faults)), claims }
     }
 
     /// Collapses one window like [`collapse_window`](super::collapse::collapse_window). `keeps_holes`: a window with
@@ -54,19 +54,19 @@ impl UnmappedCollapse {
 
     /// Unmaps a window, if that is possible now.
     fn unmap<'a>(&'a self, host: &'a dyn Host, range: RamRange, window: WindowIndex) -> Option<Unmapped<'a>> {
-        let door = self.lock().clone()?;
+        let faults = self.lock().clone()?;
         let _claim = self.claims.window_aside(window).ok()?;
         let (start, mut mapped) = (range.hva + (window.start() - range.gpa.start()), Vec::new());
         host.scan(start, PageSize::Huge2M.bytes(), &mut mapped).ok()?;
-        door.watch(window).ok()?;
-        let unmapped = Unmapped { collapse: self, host, door, window, mapped, is_collapsed: false, _claim };
+        faults.watch(window).ok()?;
+        let unmapped = Unmapped { collapse: self, host, faults, window, mapped, is_collapsed: false, _claim };
         // After an error it may be unmapped in part; the drop maps it again.
-        unmapped.door.unmap(window, ALL_PAGES).ok()?;
+        unmapped.faults.unmap(window, ALL_PAGES).ok()?;
         Some(unmapped)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn MinorFaults>>> {
-        self.door.lock()
+        self.faults.lock()
     }
 }
 
@@ -74,7 +74,7 @@ impl UnmappedCollapse {
 struct Unmapped<'a> {
     collapse: &'a UnmappedCollapse,
     host: &'a dyn Host,
-    door: Arc<dyn MinorFaults>,
+    faults: Arc<dyn MinorFaults>,
     window: WindowIndex,
     /// Pages that were mapped before.
     mapped: Vec<PageRun>,
@@ -95,7 +95,7 @@ impl Unmapped<'_> {
     /// Stops watching by any means: a guest that waits for ever is worse than slow collapses. Returns whether this
     /// thread may touch the window at once: a closed descriptor may have other users, until their collapses end.
     fn let_go(&self) -> bool {
-        let Err(error) = self.door.unwatch(self.window) else { return true };
+        let Err(error) = self.faults.unwatch(self.window) else { return true };
         // The window may not stay watched, since no thread answers its faults.
         tracing::error!(
             "windows of shared memory are mapped during their collapse from now on: cannot stop watching {} other \
@@ -133,7 +133,7 @@ mod tests {
 
     struct Bed {
         host: Arc<FakeHost>,
-        door: Arc<FakeMinorFaults>,
+        faults: Arc<FakeMinorFaults>,
         claims: Arc<Claims>,
         range: RamRange,
         collapse: UnmappedCollapse,
@@ -146,10 +146,10 @@ mod tests {
             let host = Arc::<FakeHost>::default();
             host.be_of_a_file();
             host.make_present(range.hva, mib(2), false);
-            let door = Arc::new(FakeMinorFaults::new(host.clone(), range));
+            let faults = Arc::new(FakeMinorFaults::new(host.clone(), range));
             let claims = Arc::<Claims>::default();
-            let collapse = UnmappedCollapse::new(FakeMinorFaults::open(&door), claims.clone());
-            Bed { host, door, claims, range, collapse }
+            let collapse = UnmappedCollapse::new(FakeMinorFaults::open(&faults), claims.clone());
+            Bed { host, faults, claims, range, collapse }
         }
 
         fn run(&self) -> OutcomeResult {
@@ -160,7 +160,7 @@ mod tests {
         fn pages(&self) -> Vec<PageRun> {
             let mut runs = Vec::new();
             self.host.scan(self.range.hva, mib(2), &mut runs).expect("the fake scans");
-            assert!(!self.door.is_anything_watched() && self.door.waiting() == 0);
+            assert!(!self.faults.is_anything_watched() && self.faults.waiting() == 0);
             assert!(self.claims.window_in_place(WINDOW).is_ok(), "no claim is left");
             runs
         }
@@ -176,8 +176,8 @@ mod tests {
         let bed = Bed::new();
         let (host, range) = (bed.host.clone(), bed.range);
         let unmapped = bed.collapse.unmap(host.as_ref(), range, WINDOW).expect("it can be unmapped");
-        assert!(!bed.host.has_page(range.hva, mib(2)) && bed.door.is_anything_watched());
-        assert!(bed.door.touch(WINDOW), "a thread that touches it waits");
+        assert!(!bed.host.has_page(range.hva, mib(2)) && bed.faults.is_anything_watched());
+        assert!(bed.faults.touch(WINDOW), "a thread that touches it waits");
         let collapsed = unmapped.until(&|| host.advise(range.hva, mib(2), Advice::Collapse));
         assert!(collapsed.is_ok());
         bed.assert_is_whole(true);
@@ -218,21 +218,21 @@ mod tests {
     fn no_thread_waits_and_every_page_is_mapped_whichever_call_fails() {
         for call in 0..3 {
             let bed = Bed::new();
-            bed.door.fail_calls(call, 1, libc::ENOMEM);
+            bed.faults.fail_calls(call, 1, libc::ENOMEM);
             assert_eq!(bed.run(), OutcomeResult::Done, "call {call}");
             bed.assert_is_whole(true);
         }
     }
 
     #[test]
-    fn a_door_that_cannot_wake_is_closed_and_windows_are_collapsed_while_they_are_mapped() {
+    fn faults_that_cannot_wake_threads_are_closed_and_windows_are_collapsed_while_they_are_mapped() {
         let bed = Bed::new();
         // watch, unmap, unwatch.
-        bed.door.fail_calls(2, 1, libc::ENOMEM);
+        bed.faults.fail_calls(2, 1, libc::ENOMEM);
         bed.host.fail_advice(Advice::Collapse, libc::EBUSY, 1);
         assert_eq!(bed.run(), OutcomeResult::Refused(Refusal::Busy));
         assert_eq!(bed.pages(), [], "pages come back at the next touch");
-        assert!(!bed.door.touch(WINDOW), "which does not wait");
+        assert!(!bed.faults.touch(WINDOW), "which does not wait");
         assert!(bed.collapse.unmap(bed.host.as_ref(), bed.range, WINDOW).is_none());
         assert_eq!(bed.run(), OutcomeResult::Done);
         bed.assert_is_whole(true);
@@ -243,7 +243,7 @@ mod tests {
         let bed = Bed::new();
         let touched = std::panic::AssertUnwindSafe(|| {
             let unmapped = bed.collapse.unmap(bed.host.as_ref(), bed.range, WINDOW).expect("it can be unmapped");
-            assert!(bed.door.touch(WINDOW));
+            assert!(bed.faults.touch(WINDOW));
             let _ = unmapped.until(&|| panic!("as by a defect"));
         });
         assert!(std::panic::catch_unwind(touched).is_err());

@@ -1,10 +1,13 @@
 //! Giants at their first touch: a giant with no page and all windows registered waits for a page of 1 GiB, which then
 //! replaces its mapping.
 //!
+//! A giant is only replaced while it has no page and the guest has given back no part of it, so no contents are lost.
+//! The supply makes pages in a thread of its own; this thread looks for them, and waits for none.
+//!
 //! ```text
 //!   touch ─▶ untouched? ── order ─▶ [awaited] ── page ready ─▶ still untouched? ─▶ placed: threads wake on the page
 //!               │ no                    │ no page, or 10 s                │ no
-//!               └──────────▶ 2 MiB ◀────┴─────────────────────────────────┘  each giant is decided about once
+//!               └──────────▶ 2 MiB ◀────┴─────────────────────────────────┘  decided once for each giant
 //! ```
 
 use std::collections::{BTreeSet, VecDeque};
@@ -22,13 +25,25 @@ use crate::giant_page::GIANT;
 use crate::numa::placement::NodePolicy;
 use crate::sys::pagemap::holds_nothing;
 
-/// Giants that were answered 1g.
+/// Maximum time that a touch waits for a page of 1 GiB. A guest kernel complains about a vCPU that stood still for 20 s
+/// (`kernel.watchdog_thresh`, twice its default); a page of memory that is new to this host takes 3 s to clear, and to
+/// make one takes seconds too.
+const GIANT_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Interval between two looks for the page that a giant waits for, in milliseconds: a fiftieth of the time to clear it.
+const LOOK_FOR_GIANT_EVERY_MS: u16 = 2;
+
+/// Interval between two looks for a page that no giant awaits any more, in milliseconds. Until the page is given back,
+/// the host lacks it.
+const LOOK_FOR_LATE_PAGE_EVERY_MS: u16 = 100;
+
+/// The giants of which a touch was answered with a page of 1 GiB.
 pub(super) struct Giants {
     /// Supply of pages; `None` where there are no sources.
     supply: Option<GiantSupply>,
     /// Giants that wait for a page, in the order of their first touches.
     awaited: VecDeque<Awaited>,
-    /// Giants about which all is decided, by range and address.
+    /// Giants that are decided, by range and address.
     decided: BTreeSet<(usize, Gpa)>,
 }
 
@@ -42,13 +57,13 @@ pub(super) struct Awaited {
 }
 
 impl Giants {
-    /// None is awaited yet.
+    /// Giants of which none is awaited yet.
     pub(super) fn new(supply: Option<GiantSupply>) -> Giants {
         Giants { supply, awaited: VecDeque::new(), decided: BTreeSet::new() }
     }
 
-    /// Interval between two looks for a page: one for which touches wait, or one that came too late. `None` if no page
-    /// is on its way.
+    /// Interval between two looks for a page for which touches wait, or which came too late, in milliseconds. `None` if
+    /// no page is being made.
     pub(super) fn look_every_ms(&self) -> Option<u16> {
         let is_ordered = self.supply.as_ref().is_some_and(GiantSupply::is_ordered);
         match self.awaited.is_empty() {
@@ -57,17 +72,6 @@ impl Giants {
         }
     }
 }
-
-/// Maximum time that a touch waits for a page of 1 GiB. A guest kernel complains about a vCPU that stood still for 20 s
-/// (`kernel.watchdog_thresh`, twice its default); a page of memory that is new to this host takes 3 s to clear, and to
-/// make one takes seconds too.
-const GIANT_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// Interval between two looks for the page that a giant waits for: a fiftieth of the time to clear it.
-const LOOK_FOR_GIANT_EVERY_MS: u16 = 2;
-
-/// Interval between two looks for a page that no giant awaits any more: for as long, the host lacks it.
-const LOOK_FOR_LATE_PAGE_EVERY_MS: u16 = 100;
 
 /// Giants at their first touch.
 impl<D> Deciding<D> {
@@ -117,8 +121,8 @@ impl<D> Deciding<D> {
         self.giants.awaited.iter().any(|awaited| (self.faults.region(awaited.touch), awaited.giant) == (region, giant))
     }
 
-    /// Whether the touch waits for a giant page from now on. A giant is decided about once, so that later touches cost
-    /// nothing more.
+    /// Whether the touch waits for a giant page from now on. Each giant is decided once, so that later touches of it
+    /// cost nothing more.
     pub(super) fn await_giant(&mut self, touch: Touch) -> bool {
         let around = touch.window.start().align_down(PageSize::Giant1G);
         if self.giants.decided.contains(&(self.faults.region(touch), around)) {
@@ -175,8 +179,8 @@ impl<D> Deciding<D> {
         }
     }
 
-    /// Puts the page there. Since the first touch, only this thread could have brought a page into the giant, and it
-    /// has answered none of its touches; but the guest may have given back a part.
+    /// Maps the page at the giant, if that is still untouched. Since the first touch, only this thread could have
+    /// placed a page in the giant, and it has answered none of its touches; but the guest may have given back a part.
     fn put_giant(&mut self, awaited: Awaited, supplied: Supplied) -> Result<(), NotPlaced> {
         let Awaited { giant, touch, .. } = awaited;
         self.check_untouched(touch, giant).map_err(NotPlaced::Unchanged)?;
@@ -190,7 +194,7 @@ impl<D> Deciding<D> {
         Ok(())
     }
 
-    /// Counts what became of a giant, and wakes the threads that wait in it: they find its page, or touch again.
+    /// Counts the end of a giant's wait, and wakes the threads that wait in it: they find its page, or touch again.
     fn end_of_wait(&mut self, awaited: Awaited, ended: Result<(), NotPlaced>) {
         let Awaited { giant, touch, .. } = awaited;
         self.giants.decided.insert((self.faults.region(touch), giant));
@@ -217,6 +221,7 @@ impl<D> Deciding<D> {
         }
     }
 
+    /// Decides against a page of 1 GiB, and counts the reason.
     fn refuse_giant(&mut self, touch: Touch, giant: Gpa, why: Obstacle) {
         let region = self.faults.region(touch);
         self.giants.decided.insert((region, giant));

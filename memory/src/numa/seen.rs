@@ -1,6 +1,6 @@
 //! What a node has at this moment: free blocks, pages of the pools, page tables; and the nodes of CPUs. From
 //! `/sys/devices/system/node` (Documentation/ABI/stable/sysfs-devices-node) and `/proc/buddyinfo`
-//! (Documentation/filesystems/proc.rst), read through the door that a sandboxed process has.
+//! (Documentation/filesystems/proc.rst), read in the way that a sandboxed process can.
 //!
 //! ```text
 //!   node/online             0-1                  numbers of the nodes

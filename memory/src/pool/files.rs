@@ -1,4 +1,4 @@
-//! The door to the pools' files: their numbers change at any time, which a test has to be able to cause.
+//! Interface to the pools' files. Their numbers change at any time, which a test can cause here.
 
 use std::fmt::Debug;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The door to reserved frames: the file behind guest RAM (`fallocate(2)`).
+//! Interface to reserved frames: the file behind guest RAM (`fallocate(2)`).
 
 use std::io;
 

@@ -1,13 +1,16 @@
-//! The manager's view of the second level, for dirty logs. It leaves alone the logs that other programs switched on:
-//! a migration, or another holder of memslots, needs the log's contents and needs it to stay on. It also leaves alone
-//! the log under a giant that is being moved (see [`crate::claims`]); only the mover of giants uses that one. The
-//! manager's own logs are recorded with the claims on guest RAM, so that the next manager knows them too.
+//! Protects dirty logs from the manager: a [`SecondLevel`] that switches and fetches only the logs that were switched
+//! on through it.
+//!
+//! It refuses the log that another part of the program switched on: a migration, or another holder of memslots, needs
+//! the log's contents and needs it to stay on. It also refuses the log under a giant that is being moved (see
+//! [`crate::claims`]), except for the mover of giants. The manager's own logs are recorded with the claims on guest
+//! RAM, so that the next manager knows them too. All other calls go to the inner second level unchanged.
 //!
 //! ```text
-//!   off ── on, by us ─────▶ ours    ── off ──▶ off       a hold, a sample of writes, the copy of a giant
-//!    └──── on, by others ─▶ others' ── off, fetch: refused, OfOthers
+//!   off ── on, by the manager ───▶ own     ── off ──▶ off       a hold, a sample of writes, the copy of a giant
+//!    └──── on, by another part ──▶ foreign ── off, fetch: refused, OfOthers
 //!
-//!   ours, in a slot with a giant on the move ── on, off, fetch: refused, Claimed, but for the mover
+//!   own, in a slot with a giant on the move ── on, off, fetch: refused, Claimed, except for the mover
 //! ```
 
 use std::collections::BTreeSet;
@@ -40,8 +43,8 @@ impl SecondLevelGuard {
         SecondLevelGuard { inner: self.inner.clone(), claims: self.claims.clone(), is_claiming: true }
     }
 
-    /// The memslots with a dirty log that others switched on, ascending by address. A log that is off is free: it
-    /// belongs to the part that switches it on next.
+    /// The memslots with a dirty log that another part switched on, ascending by address. A log that is off belongs to
+    /// the part that switches it on next.
     pub fn foreign_logs(&self) -> Vec<Slot> {
         let mut ours = self.claims.own_logs();
         let slots = self.inner.slots();
@@ -49,7 +52,8 @@ impl SecondLevelGuard {
         slots.into_iter().filter(|slot| is_foreign(&ours, slot)).collect()
     }
 
-    /// Claims the slot. `None` if it does not exist: the inner one then reports that.
+    /// Claims the slot. `None` if no claim is needed, or if the slot does not exist, which the inner second level
+    /// reports.
     fn claim(&self, id: SlotId) -> Result<Option<PartClaim>, SecondLevelError> {
         if !self.is_claiming {
             return Ok(None);
@@ -59,8 +63,10 @@ impl SecondLevelGuard {
         claim.map_err(|_| SecondLevelError::Claimed(id))
     }
 
+    /// Refuses the log of a slot that another part switched on. A missing slot is refused by the inner second level.
+    ///
     /// # Errors
-    /// [`SecondLevelError::OfOthers`]. A missing slot is for the inner one to refuse.
+    /// [`SecondLevelError::OfOthers`].
     fn check(&self, ours: &BTreeSet<SlotId>, id: SlotId) -> Result<(), SecondLevelError> {
         let slots = self.inner.slots();
         match slots.iter().find(|slot| slot.id == id) {

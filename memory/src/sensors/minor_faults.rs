@@ -43,7 +43,7 @@ mod linux;
 
 pub use linux::{LinuxMinorFaults, MinorFaultsError};
 
-/// The door to the minor faults of one VM's RAM. Dropping it stops watching every window and wakes all waiting
+/// Interface to the minor faults of one VM's RAM. Dropping it stops watching every window and wakes all waiting
 /// threads.
 pub trait MinorFaults: Send + Sync {
     /// From now on a thread that touches a page of the window that is in the file and not mapped waits until
@@ -88,8 +88,8 @@ pub struct Watched {
 
 struct Windows {
     /// Door to the kernel; `None` once closed.
-    door: Option<Arc<dyn MinorFaults>>,
-    /// Closed together with the door: the thread that shares it must wake up, or threads with an already read touch
+    faults: Option<Arc<dyn MinorFaults>>,
+    /// Closed together with the faults: the thread that shares it must wake up, or threads with an already read touch
     /// would wait for ever.
     service: Option<PipeWriter>,
     /// Windows of the present sample, and whether each was touched.
@@ -101,10 +101,10 @@ struct Windows {
 }
 
 impl Watched {
-    /// A set without unmapped windows. `claims` are those of the RAM behind `door`.
-    pub fn new(door: Arc<dyn MinorFaults>, claims: Arc<Claims>) -> Watched {
+    /// A set without unmapped windows. `claims` are those of the RAM behind `faults`.
+    pub fn new(faults: Arc<dyn MinorFaults>, claims: Arc<Claims>) -> Watched {
         let (touched, of_windows) = (BTreeMap::new(), BTreeMap::new());
-        let windows = Windows { door: Some(door), service: None, touched, claims: of_windows, failed: None };
+        let windows = Windows { faults: Some(faults), service: None, touched, claims: of_windows, failed: None };
         Watched { windows: Mutex::new(windows), claims }
     }
 
@@ -135,12 +135,12 @@ impl Watched {
     /// comes with it.
     fn take(&self, window: WindowIndex, pages: &[Range<u16>]) -> Result<(), (&'static str, Option<PartClaim>)> {
         let mut windows = self.windows();
-        let door = windows.door.clone().ok_or((ENDED, None))?;
+        let faults = windows.faults.clone().ok_or((ENDED, None))?;
         let claim = self.claims.window_aside(window).map_err(|_| (BUSY, None))?;
-        door.watch(window).map_err(|_| (REFUSED, None))?;
+        faults.watch(window).map_err(|_| (REFUSED, None))?;
         windows.touched.insert(window, false);
         windows.claims.insert(window, claim);
-        if pages.iter().try_for_each(|run| door.unmap(window, run.clone())).is_err() {
+        if pages.iter().try_for_each(|run| faults.unmap(window, run.clone())).is_err() {
             windows.let_go(window);
             windows.touched.remove(&window);
             return Err((REFUSED, windows.claims.remove(&window)));
@@ -154,7 +154,7 @@ impl Watched {
         // If this fails, all is closed, and no thread waits.
         let _ = windows.serve();
         windows.let_go(window);
-        let touched = windows.touched.remove(&window).filter(|_| windows.door.is_some());
+        let touched = windows.touched.remove(&window).filter(|_| windows.faults.is_some());
         (touched.ok_or(ENDED), windows.claims.remove(&window))
     }
 
@@ -166,9 +166,9 @@ impl Watched {
 
 impl Windows {
     fn serve(&mut self) -> Result<(), HostError> {
-        let Some(door) = self.door.clone() else { return Ok(()) };
+        let Some(faults) = self.faults.clone() else { return Ok(()) };
         let mut touches = Vec::new();
-        let read = door.read_touches(&mut touches);
+        let read = faults.read_touches(&mut touches);
         for window in touches {
             if let Some(touched) = self.touched.get_mut(&window) {
                 *touched = true;
@@ -180,9 +180,9 @@ impl Windows {
 
     /// Stops watching by any means: a guest that waits for ever is worse than the loss of the sensor.
     fn let_go(&mut self, window: WindowIndex) {
-        let Some(door) = &self.door else { return };
-        if let Err(error) = door.unwatch(window)
-            && let Err(second) = door.map_from_file(window)
+        let Some(faults) = &self.faults else { return };
+        if let Err(error) = faults.unwatch(window)
+            && let Err(second) = faults.map_from_file(window)
         {
             self.fail(&format_args!(
                 "cannot stop watching {window} other than by closing the userfaultfd: {error}; {second}"
@@ -191,7 +191,7 @@ impl Windows {
     }
 
     fn fail(&mut self, why: &dyn fmt::Display) {
-        if self.door.is_some() {
+        if self.faults.is_some() {
             tracing::error!("sampling of accesses has ended: {why}");
             self.failed = Some(why.to_string());
         }
@@ -199,7 +199,7 @@ impl Windows {
     }
 
     fn close(&mut self) {
-        self.door = None;
+        self.faults = None;
         self.service = None;
     }
 }
@@ -416,15 +416,15 @@ struct Service {
 }
 
 impl Service {
-    fn start(watched: Arc<Watched>, door: Arc<LinuxMinorFaults>) -> io::Result<Service> {
+    fn start(watched: Arc<Watched>, faults: Arc<LinuxMinorFaults>) -> io::Result<Service> {
         let (stopped, stop) = io::pipe()?;
         watched.windows().service = Some(stop);
         let closes = CloseAtTheEnd(watched.clone());
         let thread = std::thread::Builder::new().name("minor-faults".into()).spawn(move || {
             // Moved into the thread, so that it is dropped, and the descriptor closed, however the thread ends.
-            let (closes, door) = (closes, door);
+            let (closes, faults) = (closes, faults);
             thread_starts(ThreadWork::Faults);
-            if let Err(error) = answer_until(&stopped, &closes.0, &door) {
+            if let Err(error) = answer_until(&stopped, &closes.0, &faults) {
                 closes.0.fail(&error);
             }
         })?;
@@ -453,9 +453,9 @@ impl Drop for CloseAtTheEnd {
     }
 }
 
-fn answer_until(stop: &PipeReader, watched: &Watched, door: &LinuxMinorFaults) -> io::Result<()> {
+fn answer_until(stop: &PipeReader, watched: &Watched, faults: &LinuxMinorFaults) -> io::Result<()> {
     loop {
-        let mut fds = [door.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let mut fds = [faults.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(errno) => return Err(errno.into()),
@@ -481,7 +481,7 @@ mod tests {
 
     struct Bed {
         host: Arc<FakeHost>,
-        door: Arc<FakeMinorFaults>,
+        faults: Arc<FakeMinorFaults>,
         watched: Arc<Watched>,
         claims: Arc<Claims>,
         sensor: MinorFaultSensor,
@@ -496,11 +496,11 @@ mod tests {
             host.advise(range.hva + mib(2), mib(2), Advice::HugePage).expect("the fake agrees");
             host.make_present(range.hva + mib(2), mib(2), true);
             host.make_present(range.hva + mib(4) + mib(1), kib(512), false);
-            let door = Arc::new(FakeMinorFaults::new(host.clone(), range));
+            let faults = Arc::new(FakeMinorFaults::new(host.clone(), range));
             let claims = Arc::<Claims>::default();
-            let watched = Arc::new(Watched::new(FakeMinorFaults::open(&door), claims.clone()));
+            let watched = Arc::new(Watched::new(FakeMinorFaults::open(&faults), claims.clone()));
             let sensor = MinorFaultSensor::served_elsewhere(watched.clone(), vec![range], AccessConfig::default());
-            Bed { host, door, watched, claims, sensor }
+            Bed { host, faults, watched, claims, sensor }
         }
 
         fn start(&mut self, windows: &[WindowIndex]) {
@@ -524,14 +524,14 @@ mod tests {
         let mut bed = Bed::new();
         bed.start(&WINDOWS);
         assert_eq!(bed.pages(), [(508, false), (0, false), (124, false)], "four base pages, or all of a huge page");
-        assert!(bed.door.touch(WINDOWS[1]), "a thread that touches it waits");
-        assert!(bed.door.touch(WINDOWS[1]), "and a second one with it");
+        assert!(bed.faults.touch(WINDOWS[1]), "a thread that touches it waits");
+        assert!(bed.faults.touch(WINDOWS[1]), "and a second one with it");
         bed.watched.serve().expect("the fake answers");
-        assert_eq!(bed.door.waiting(), 0);
-        assert!(!bed.door.touch(WINDOWS[1]), "the next one does not wait");
+        assert_eq!(bed.faults.waiting(), 0);
+        assert!(!bed.faults.touch(WINDOWS[1]), "the next one does not wait");
         assert_eq!(bed.finish(), [Seen::Untouched, Seen::Touched, Seen::Untouched]);
         assert_eq!(bed.pages(), ALL_THERE);
-        assert!(!bed.door.is_anything_watched());
+        assert!(!bed.faults.is_anything_watched());
     }
 
     #[test]
@@ -551,9 +551,9 @@ mod tests {
     fn an_unanswered_touch_is_counted_at_the_end() {
         let mut bed = Bed::new();
         bed.start(&WINDOWS);
-        bed.door.touch(WINDOWS[0]);
+        bed.faults.touch(WINDOWS[0]);
         assert_eq!(bed.finish(), [Seen::Touched, Seen::Untouched, Seen::Untouched]);
-        assert_eq!(bed.door.waiting(), 0);
+        assert_eq!(bed.faults.waiting(), 0);
     }
 
     #[test]
@@ -579,22 +579,22 @@ mod tests {
         for errno in [libc::ENOMEM, libc::EBUSY, libc::EIO] {
             for (call, times) in (0..CALLS_MAX).flat_map(|call| [(call, 1), (call, 2)]) {
                 let mut bed = Bed::new();
-                bed.door.fail_calls(call, times, errno);
+                bed.faults.fail_calls(call, times, errno);
                 bed.start(&WINDOWS);
-                bed.door.touch(WINDOWS[1]);
+                bed.faults.touch(WINDOWS[1]);
                 // Called as the service does.
                 let _ = bed.watched.serve();
-                bed.door.touch(WINDOWS[2]);
+                bed.faults.touch(WINDOWS[2]);
                 bed.finish();
-                assert_eq!(bed.door.waiting(), 0, "call {call}, {errno}");
+                assert_eq!(bed.faults.waiting(), 0, "call {call}, {errno}");
                 assert_eq!(bed.pages(), ALL_THERE, "call {call}, {errno}: all that was mapped is mapped");
                 bed.start(&WINDOWS);
-                bed.door.touch(WINDOWS[0]);
+                bed.faults.touch(WINDOWS[0]);
                 bed.finish();
-                assert_eq!((bed.door.waiting(), bed.pages()), (0, ALL_THERE.to_vec()), "call {call}, {errno}");
+                assert_eq!((bed.faults.waiting(), bed.pages()), (0, ALL_THERE.to_vec()), "call {call}, {errno}");
                 drop(bed.sensor);
                 drop(bed.watched);
-                assert!(!bed.door.is_anything_watched(), "call {call}, {errno}");
+                assert!(!bed.faults.is_anything_watched(), "call {call}, {errno}");
             }
         }
     }
@@ -603,10 +603,10 @@ mod tests {
     fn a_read_that_fails_ends_the_sensor_with_the_reason() {
         let mut bed = Bed::new();
         bed.start(&WINDOWS);
-        bed.door.touch(WINDOWS[1]);
-        bed.door.fail_calls(0, 1, libc::EIO);
+        bed.faults.touch(WINDOWS[1]);
+        bed.faults.fail_calls(0, 1, libc::EIO);
         assert_eq!(bed.finish(), [Seen::Unknown("service_ended"); 3]);
-        assert_eq!(bed.door.waiting(), 0);
+        assert_eq!(bed.faults.waiting(), 0);
         let why = bed.sensor.why_it_ended().expect("it has ended");
         assert!(why.contains(&format!("os error {}", libc::EIO)), "{why}");
     }
@@ -618,13 +618,13 @@ mod tests {
             let mut bed = Bed::new();
             bed.host.fail_call(call, libc::ENOMEM);
             bed.start(&WINDOWS);
-            bed.door.touch(WINDOWS[1]);
+            bed.faults.touch(WINDOWS[1]);
             bed.finish();
-            assert_eq!(bed.door.waiting(), 0, "call {call}");
+            assert_eq!(bed.faults.waiting(), 0, "call {call}");
             // The guest continues; its next touch maps what is not mapped yet.
-            bed.door.map_all();
+            bed.faults.map_all();
             bed.start(&WINDOWS);
-            bed.door.touch(WINDOWS[2]);
+            bed.faults.touch(WINDOWS[2]);
             assert_eq!(bed.finish()[2], Seen::Touched, "call {call}");
         }
     }
@@ -653,9 +653,9 @@ mod tests {
     fn a_closed_sensor_says_so_and_takes_nothing() {
         let mut bed = Bed::new();
         bed.start(&WINDOWS);
-        bed.door.touch(WINDOWS[0]);
+        bed.faults.touch(WINDOWS[0]);
         bed.watched.close();
-        assert_eq!(bed.door.waiting(), 0, "closing lets go");
+        assert_eq!(bed.faults.waiting(), 0, "closing lets go");
         assert_eq!(bed.finish(), [Seen::Unknown("service_ended"); 3]);
         bed.start(&WINDOWS);
         assert_eq!(bed.finish(), [Seen::Unknown("service_ended"); 3]);

@@ -9,7 +9,7 @@ use crate::host::HostError;
 use crate::sensors::minor_faults::MinorFaults;
 use crate::testing::fault_injection::{Fate, FaultInjection};
 
-/// Wraps a door; see the module.
+/// Wraps minor faults; see the module.
 pub struct FailingMinorFaults {
     real: Arc<dyn MinorFaults>,
     faults: Arc<FaultInjection>,

@@ -15,7 +15,7 @@ use crate::sensors::minor_faults::MinorFaults;
 use crate::testing::fake_calls::FakeCalls;
 use crate::testing::fake_host::FakeHost;
 
-/// A fake door; see the module.
+/// Fake minor faults; see the module.
 #[derive(Debug)]
 pub struct FakeMinorFaults {
     host: Arc<FakeHost>,

@@ -1,10 +1,10 @@
 //! Fault injection at random, for long tests on the real kernel. [`FailingHost`], [`FailingMover`] and
-//! [`FailingSecondLevel`] wrap the real doors and make some calls fail, with errors that the real ones return.
+//! [`FailingSecondLevel`] wrap the real ones and make some calls fail, with errors that the real ones return.
 //!
 //! ```text
-//!                             ┌─ Fine ──▶ the real call
-//!   manager ──▶ a door ──▶ dice ─ Early ─▶ an error; the real call is not made
-//!                             └─ Late ──▶ a part of the real call, if the contract allows that, then an error
+//!                                ┌─ Fine ──▶ the real call
+//!   manager ──▶ a wrapper ──▶ dice ─ Early ─▶ an error; the real call is not made
+//!                                └─ Late ──▶ a part of the real call, if the contract allows that, then an error
 //! ```
 //!
 //! A failure never hides an effect: the contract of a failed call holds for injected failures as well.
@@ -18,7 +18,7 @@ use std::io;
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Decides which calls fail. Shared by the doors of one manager, from any thread. The same seed gives the same
+/// Decides which calls fail. Shared by the interfaces of one manager, from any thread. The same seed gives the same
 /// numbers; which call gets which number depends on the threads.
 #[derive(Debug)]
 pub struct FaultInjection {
