@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::Cell;
 use wideleaf_control::vm::{
-    DeviceView, DriverView, SavingView, StopHow, VcpuView, VmAnswer, VmRequest, VmState, VmStatistics, VmStatus, ask,
+    DeviceView, DriverView, PastSavesView, RestoringView, SavingView, StopHow, VcpuView, VmAnswer, VmRequest, VmState,
+    VmStatistics, VmStatus, ask,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
@@ -16,6 +17,7 @@ use crate::guests::settings::PolicyOrOff;
 use crate::guests::{map_text, tables};
 use crate::options::FormatArg;
 use crate::output::Output;
+use crate::report::moved::before_pause;
 use crate::table::{number, table};
 
 mod migrate;
@@ -186,6 +188,8 @@ fn status_table(status: &VmStatus) -> String {
         policy,
         virtio,
         saving,
+        restoring,
+        past_saves,
         doubt,
         cut_off,
         exit,
@@ -219,6 +223,21 @@ fn status_table(status: &VmStatus) -> String {
         let (done, total) = (Bytes::new(*done_bytes), Bytes::new(*total_bytes));
         line("saving", &format!("{done} of {total}, round {round}"));
     }
+    if let Some(RestoringView { filled_bytes, stored_bytes }) = restoring {
+        let (filled, stored) = (Bytes::new(*filled_bytes), Bytes::new(*stored_bytes));
+        line("restoring", &format!("{filled} of {stored} have come from the snapshot"));
+    }
+    if let Some(past) = past_saves {
+        if past.snapshots + past.snapshots_failed > 0 {
+            line("snapshots", &snapshots_text(past));
+        }
+        if let Some(ms) = past.arrival_downtime_ms {
+            line("came here", &format!("from another run; no guest ran for {ms:.1} ms"));
+        }
+        if past.migrations_failed > 0 {
+            line("migrations", &format!("{} failed", past.migrations_failed));
+        }
+    }
     if let Some(doubt) = doubt {
         line("in doubt", doubt);
     }
@@ -232,6 +251,15 @@ fn status_table(status: &VmStatus) -> String {
         line("waits for", what);
     }
     out
+}
+
+fn snapshots_text(past: &PastSavesView) -> String {
+    let PastSavesView { snapshots, snapshots_failed, last_pause_ms, last_before_pause, .. } = past;
+    let failed = if *snapshots_failed == 0 { String::new() } else { format!(", {snapshots_failed} failed") };
+    let latest = last_pause_ms.map_or(String::new(), |ms| {
+        format!("; in the latest, the guest paused for {ms:.1} ms{}", before_pause(last_before_pause.as_ref()))
+    });
+    format!("{snapshots} written{failed}{latest}")
 }
 
 const fn driver_text(driver: DriverView) -> &'static str {
@@ -292,6 +320,25 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    #[test]
+    fn the_status_says_how_saves_ended_and_what_the_latest_cost() {
+        let of = |past: &str| {
+            let status = format!(
+                r#"{{"state":"running","workload":"gups","pid":1,"uptime_s":2.5,"vcpus":[],"policy":"off",
+                    "past_saves":{{"snapshots":3,"snapshots_failed":1,"migrations_failed":0{past}}}}}"#
+            );
+            status_table(&serde_json::from_str(&status).expect("a status"))
+        };
+        assert!(of("").ends_with("snapshots        3 written, 1 failed\n"), "{}", of(""));
+        let told = of(r#","last_pause_ms":12.5,"arrival_downtime_ms":40,
+            "last_before_pause":{"seconds":1.25,"system_ms":184,"faults":700,"exits":800}"#);
+        let expected = "snapshots        3 written, 1 failed; in the latest, the guest paused for 12.5 ms; in the \
+                        1.25 s before the pause its vCPUs spent 184 ms in KVM and the kernel, with 700 faults and \
+                        800 exits\n\
+                        came here        from another run; no guest ran for 40.0 ms\n";
+        assert!(told.ends_with(expected), "{told}");
+    }
 
     #[test]
     fn counters_have_the_unit_of_their_name_and_a_device_is_named_once() {

@@ -75,6 +75,8 @@ fn status() -> VmStatus {
         resets: 0,
         policy: "off".to_owned(),
         saving: None,
+        restoring: None,
+        past_saves: None,
         doubt: None,
         cut_off: None,
         exit: None,

@@ -40,10 +40,12 @@ use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
 use crate::live_report;
 use crate::migration::{Incoming, Offer, check_rate};
+use crate::past_saves::PastSaves;
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::save_thread::{SaveJob, SaveTo, SavingThread};
 use crate::session::Session;
+use crate::snapshot::restoring::Restoring;
 use crate::text::clean;
 use crate::users_pause::UsersPause;
 
@@ -182,6 +184,10 @@ pub struct Controlled {
     pub pause: Arc<UsersPause>,
     /// Thread that saves the VM, while the guest runs.
     pub saving: Weak<SavingThread>,
+    /// Count of snapshots and migrations that are over.
+    pub past: PastSaves,
+    /// Snapshot from which the guest continues, if it does.
+    pub restoring: Option<Arc<Restoring>>,
     /// Migration by which the VM came, if it did.
     pub arriving: Option<Arc<Incoming>>,
 }
@@ -397,6 +403,8 @@ impl ControlledVm {
             policy: self.run.policy.shown(),
             virtio: self.run.devices.drivers(),
             saving,
+            restoring: self.run.restoring.as_ref().and_then(|restoring| restoring.progress()),
+            past_saves: self.run.past.view(),
             doubt,
             cut_off: arriving.and_then(|incoming| incoming.why_cut()),
             exit,

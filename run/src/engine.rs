@@ -43,6 +43,7 @@ use crate::interrupts::Interrupts;
 use crate::migration::Incoming;
 use crate::outcome::{Ended, Judged, judge};
 use crate::output_file::OutputFile;
+use crate::past_saves::PastSaves;
 use crate::policy_switch::PolicySwitch;
 use crate::recording::QueuedFile;
 use crate::registered::Registered;
@@ -300,8 +301,9 @@ impl<'a> Prepared<'a> {
         let manager = begun.inspect_err(|_| self.session.attach(None, None))?;
         self.session.attach(Some(kvm), Some(manager));
         let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), self.walk.cost));
-        let saving = self.serve_socket(&guest, &policy, &watched)?;
-        let registration = self.register(&policy);
+        let past = PastSaves::new(self.incoming.as_ref());
+        let saving = self.serve_socket(&guest, &policy, &watched, &past)?;
+        let registration = self.register(&policy, past);
         let (guarantee, short) = (spec.guarantee, self.short_of_guarantee.take());
         let kept = Kept::start(guarantee, short, &policy, &self.session, &self.front, self.sandbox.clone());
         // The environment is read while the guest starts: reading some files takes as long as the start itself.
@@ -401,15 +403,18 @@ impl<'a> Prepared<'a> {
         guest: &RunningGuest,
         policy: &Arc<PolicySwitch>,
         watched: &Arc<Watched>,
+        past: &PastSaves,
     ) -> Result<Option<Arc<SavingThread>>, Failure> {
         if self.socket.is_none() {
             return Ok(None);
         }
         let pause = Arc::new(UsersPause::new(guest.machine(), watched.locks().clone()));
-        let saving = Arc::new(self.start_saving(guest, policy, &pause, watched.locks())?);
+        let saving = Arc::new(self.start_saving(guest, policy, &pause, watched.locks(), past)?);
         let parts = Controlled {
             pause,
             saving: Arc::downgrade(&saving),
+            past: past.clone(),
+            restoring: self.restoring.clone(),
             arriving: self.incoming.clone(),
             session: Arc::downgrade(&self.session),
             policy: policy.clone(),
@@ -429,6 +434,7 @@ impl<'a> Prepared<'a> {
         policy: &Arc<PolicySwitch>,
         pause: &Arc<UsersPause>,
         disks: &DiskLocks,
+        past: &PastSaves,
     ) -> Result<SavingThread, Failure> {
         let parts = SavedParts {
             ram: self.ram.clone(),
@@ -445,6 +451,7 @@ impl<'a> Prepared<'a> {
                 let incoming = self.incoming.clone();
                 Box::new(move || incoming.as_ref().is_some_and(|incoming| incoming.is_filling()))
             },
+            past: past.clone(),
             spec: self.spec.clone(),
         };
         let sandbox = self.sandbox.clone();
@@ -453,10 +460,11 @@ impl<'a> Prepared<'a> {
             .map_err(|error| Failure::Host(format!("cannot start the thread that saves the VM: {error}")))
     }
 
-    fn register(&self, policy: &Arc<PolicySwitch>) -> Option<Registered> {
+    fn register(&self, policy: &Arc<PolicySwitch>, past: PastSaves) -> Option<Registered> {
         let socket = self.spec.daemon.as_ref()?;
         let guest = OwnGuest::of_this_process(&self.ram, opened_at(&self.host));
-        Some(Registered::start(socket, policy, guest, self.spec.guarantee, &self.session, self.sandbox.clone()))
+        let (guarantee, sandbox) = (self.spec.guarantee, self.sandbox.clone());
+        Some(Registered::start(socket, policy, guest, guarantee, past, &self.session, sandbox))
     }
 }
 
@@ -497,7 +505,7 @@ impl<'a> Running<'a> {
     /// Waits for the end of the guest or kernel, the timeout or an interrupt. Afterwards the guest is gone.
     fn wait(self) -> Result<Over<'a>, Failure> {
         let Running { of, work, paging, environment, sandboxed, watched } = self;
-        let mut migrated = None;
+        let (mut migrated, mut first_entry) = (None, None);
         let (ended, resets, ram_at_end, console_bytes_lost, guarantee) = match work {
             Working::Native => {
                 let ended = native::run(of.spec, &of.ram, &of.session, of.interrupts)?;
@@ -511,6 +519,7 @@ impl<'a> Running<'a> {
                 let ended = if migrated.is_some() { Ended::Migrated } else { ended };
                 of.incoming.iter().for_each(|incoming| incoming.give_up());
                 let ram_at_end = of.session.at_end();
+                first_entry = guest.machine().control().first_entry();
                 of.tear_down(teardown, guest);
                 let guarantee = kept.map(|kept| kept.report(ram_at_end.as_ref()));
                 (ended, resets, ram_at_end, console.map_or(0, GuestConsole::end), guarantee)
@@ -520,6 +529,7 @@ impl<'a> Running<'a> {
             ended,
             resets,
             migrated,
+            first_entry,
             ram_at_end,
             numa: of.session.live().and_then(|live| nodes_of_live(&live)),
             guarantee,
@@ -540,6 +550,8 @@ struct Over<'a> {
     resets: u64,
     /// Run in which the guest continues, if it does.
     migrated: Option<MigratedView>,
+    /// When a vCPU first entered the guest, if one has.
+    first_entry: Option<Instant>,
     ram_at_end: Option<RamAtEnd>,
     /// Memory and vCPUs by NUMA node at the end; `None` on a host with one node.
     numa: Option<NumaView>,
@@ -558,6 +570,7 @@ impl Over<'_> {
         // The preparation is bound first, so that it is given back last.
         let Over { of, ended, resets, migrated, ram_at_end, numa, guarantee, console_bytes_lost, paging, .. } = self;
         let (mut environment, sandboxed, watched) = (self.environment, self.sandboxed, self.watched);
+        let first_entry = self.first_entry;
         of.progress.finish();
         let manager = of.session.stop_manager();
         let mut observed = of.session.observed(manager.as_ref(), process_start);
@@ -572,7 +585,8 @@ impl Over<'_> {
         let devices = watched.reports();
         let progress = of.session.progress_here(process_start);
         let restored = of.restoring.as_ref().and_then(|restoring| restoring.end());
-        let restored = restored.map(|restored| RestoredReport { progress, ..restored });
+        let first_entry_ms = first_entry.map(|at| at.saturating_duration_since(process_start).as_secs_f64() * 1e3);
+        let restored = restored.map(|restored| RestoredReport { progress, first_entry_ms, ..restored });
         of.incoming.iter().for_each(|incoming| incoming.end());
         let Judged { outcome, crash, end } = judge(of.spec, ended, &observed)?;
         environment.steal_ms = stolen_ms().saturating_sub(of.stolen_before_ms);

@@ -27,6 +27,7 @@ pub mod native;
 pub mod numa;
 pub mod outcome;
 pub mod output_file;
+mod past_saves;
 pub mod policy_switch;
 pub mod queued;
 mod ram;

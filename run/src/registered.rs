@@ -29,6 +29,7 @@ use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
 use crate::guards::Noted;
 use crate::live_report;
+use crate::past_saves::PastSaves;
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::session::Session;
@@ -57,6 +58,7 @@ impl Registered {
         policy: &Arc<PolicySwitch>,
         guest: Option<OwnGuest>,
         guarantee: Guarantee,
+        past: PastSaves,
         session: &Arc<Session>,
         sandbox: Option<Arc<Sandbox>>,
     ) -> Registered {
@@ -67,6 +69,7 @@ impl Registered {
                 policy: Arc::clone(policy),
                 guest,
                 guarantee,
+                past,
                 session: Arc::downgrade(session),
                 connection: None,
                 said_limits: SaidLimits::default(),
@@ -96,6 +99,8 @@ struct Teller {
     guest: OwnGuest,
     /// Guarantee that this process pursues: the daemon takes no huge page of it for other guests.
     guarantee: Guarantee,
+    /// Count of snapshots and migrations that are over.
+    past: PastSaves,
     session: Weak<Session>,
     /// Connection over which it is registered.
     connection: Option<UnixStream>,
@@ -134,6 +139,9 @@ impl Teller {
         view.guarantee = self.guarantee;
         view.care = if self.policy.is_off() { Care::Off } else { Care::Managed };
         view.notes.extend(self.refused.clone());
+        if let Some(work) = &mut view.work {
+            work.saves = self.past.view();
+        }
         let report = live_report::report(&self.guest, &live, mapping, &self.policy, self.wants_windows);
         Some((view, report))
     }

@@ -23,6 +23,7 @@ use wideleaf_vmm::kvm::KvmSecondLevel;
 use crate::migration::kept::Doubt;
 use crate::migration::recovering::{self, Recovered, Rejoining, broken};
 use crate::migration::source::{self, Departing, End};
+use crate::past_saves::PastSaves;
 use crate::snapshot::parts::{SavedParts, Shared, UnderWay, unless_it_panics};
 use crate::snapshot::saving::{HowToPause, NewFiles, save};
 
@@ -245,7 +246,8 @@ fn next(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) -> Optio
 
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
     while let Some(SaveJob { connection, replies, to, files }) = next(queue, parts, shared) {
-        *shared.under_way.lock() = Some(to.work());
+        let work = to.work();
+        *shared.under_way.lock() = Some(work);
         shared.uncancel();
         shared.set_replaced(false);
         let mut stays = None;
@@ -265,6 +267,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
             SaveTo::Again { address } => recover(parts, Rejoining { to: address, files }, shared),
         });
         *shared.progress.lock() = None;
+        count(&answer, work, &parts.past);
         let reply = match answer {
             Ok(answer) => Reply::Ok(Box::new(answer)),
             Err(why) => Reply::Error(why),
@@ -281,6 +284,16 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
                 replies.send(connection, &reply, false);
             }
         }
+    }
+}
+
+/// Counts what is over, before its client knows.
+fn count(answer: &Result<VmAnswer, String>, work: UnderWay, past: &PastSaves) {
+    match (work, answer) {
+        (UnderWay::Snapshot, Ok(VmAnswer::Saved(saved))) => past.count_snapshot(saved),
+        (UnderWay::Snapshot, _) => past.count_failed_snapshot(),
+        (UnderWay::Migration, Err(_)) => past.count_failed_migration(),
+        (UnderWay::Migration, Ok(_)) => {}
     }
 }
 

@@ -156,6 +156,7 @@ impl VcpuThread {
 
     /// Enters the guest until another thread has a request or the guest ends.
     fn running(&mut self) -> VcpuState {
+        self.control.enters();
         loop {
             match self.enter_once() {
                 Next::Enter => {}

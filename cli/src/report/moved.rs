@@ -1,6 +1,6 @@
 //! Lines about a guest that moved from one run to another.
 
-use wideleaf_control::vm::{MigratedView, PostCopyView};
+use wideleaf_control::vm::{BeforePauseView, MigratedView, PostCopyView};
 use wideleaf_policies::Bytes;
 use wideleaf_run::report::ArrivedReport;
 
@@ -11,10 +11,11 @@ pub fn migrated(moved: &MigratedView) -> String {
     let at_target = moved.huge_bytes_at_target.map_or("unknown".to_owned(), huge);
     format!(
         "migrated to {to}: {} in {seconds:.2} s and {rounds} rounds, no guest ran for {downtime_ms:.1} ms; on pages of \
-         2 MiB and more: {} at first, {} at the switch, {at_target} at the target{}",
+         2 MiB and more: {} at first, {} at the switch, {at_target} at the target{}{}",
         Bytes::new(*sent_bytes),
         huge(moved.huge_bytes_before),
         huge(moved.huge_bytes_at_switch),
+        before_pause(moved.before_pause.as_ref()),
         moved.post_copy.as_ref().map_or(String::new(), followed),
     )
 }
@@ -22,6 +23,16 @@ pub fn migrated(moved: &MigratedView) -> String {
 /// A guest that has all of its RAM since pages came over another connection.
 pub fn recovered(view: &PostCopyView) -> String {
     format!("all of the RAM is here{}", followed(view))
+}
+
+/// What KVM did for a guest before it paused, if that is known.
+pub fn before_pause(before: Option<&BeforePauseView>) -> String {
+    before.map_or(String::new(), |BeforePauseView { seconds, system_ms, faults, exits }| {
+        format!(
+            "; in the {seconds:.2} s before the pause its vCPUs spent {system_ms:.0} ms in KVM and the kernel, with \
+             {faults} faults and {exits} exits"
+        )
+    })
 }
 
 /// RAM that followed a guest.
@@ -49,7 +60,10 @@ pub fn arrived(arrived: &ArrivedReport) -> String {
     let of_source = source.map_or(String::new(), |source| {
         let (rounds, ms) = (source.rounds, source.downtime_ms);
         let before = Bytes::new(source.huge_bytes_at_switch);
-        format!(", in {rounds} rounds, no guest ran for {ms:.1} ms; {before} were on pages of 2 MiB and more there")
+        format!(
+            ", in {rounds} rounds, no guest ran for {ms:.1} ms; {before} were on pages of 2 MiB and more there{}",
+            before_pause(source.before_pause.as_ref()),
+        )
     });
     format!(
         "came from {from}: {} in {seconds:.2} s{of_source}; {} of {} are on such pages here{}",
@@ -82,13 +96,18 @@ mod tests {
             "migrated to unix:a: 3 MiB in 1.50 s and 2 rounds, no guest ran for 12.2 ms; on pages of 2 MiB and more: \
              2 MiB at first, 0 B at the switch, unknown at the target"
         );
-        let source = Left { downtime_ms: 12.25, rounds: 2, huge_bytes_at_switch: 4 << 20, ..Left::default() };
+        let paid = BeforePauseView { seconds: 1.25, system_ms: 184.4, faults: 31_200, exits: 31_950 };
+        let said = "; in the 1.25 s before the pause its vCPUs spent 184 ms in KVM and the kernel, with 31200 faults \
+                    and 31950 exits";
+        let with = MigratedView { before_pause: Some(paid), ..moved.clone() };
+        assert_eq!(migrated(&with), migrated(&moved) + said);
+        let source = Some(Left { downtime_ms: 12.25, rounds: 2, huge_bytes_at_switch: 4 << 20, ..Left::default() });
         let report = ArrivedReport {
             from: "stdio".to_owned(),
             received_bytes: 3 << 20,
             huge_bytes: 2 << 20,
             base_bytes: 1 << 20,
-            source: Some(source),
+            source,
             ..ArrivedReport::default()
         };
         assert_eq!(
@@ -96,6 +115,9 @@ mod tests {
             "came from stdio: 3 MiB in 0.00 s, in 2 rounds, no guest ran for 12.2 ms; 4 MiB were on pages of 2 MiB and \
              more there; 2 MiB of 3 MiB are on such pages here"
         );
+        let source = source.map(|source| Left { before_pause: Some(paid), ..source });
+        let with = ArrivedReport { source, ..report.clone() };
+        assert!(arrived(&with).contains(&format!("more there{said}; 2 MiB of 3 MiB")), "{}", arrived(&with));
         let post_copy = PostCopyView {
             seconds: Some(0.5),
             missing_bytes: 4 << 20,

@@ -7,7 +7,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use serde::Serialize;
-use wideleaf_control::vm::{SavingView, VM_FILES_TIMEOUT, VmAnswer, VmRequest, ask, ask_with_files};
+use wideleaf_control::vm::{RestoringView, SavingView, VM_FILES_TIMEOUT, VmAnswer, VmRequest, VmStatus};
+use wideleaf_control::vm::{ask, ask_with_files};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::migration::Address;
@@ -55,10 +56,10 @@ pub(super) fn ask_for_long(
             if interrupts.is_set() {
                 cancel = None;
             }
-            if let Some(SavingView { round, done_bytes, total_bytes }) = progress(socket) {
-                bar.set_prefix(format!("{what}, round {round}"));
-                bar.set_length(total_bytes);
-                bar.set_position(done_bytes);
+            if let Some((prefix, [done, total])) = progress(socket, what) {
+                bar.set_prefix(prefix);
+                bar.set_length(total);
+                bar.set_position(done);
             }
         }
     });
@@ -104,10 +105,17 @@ pub(super) fn other_answer(socket: &Path) -> Failure {
     Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))
 }
 
-/// Progress of the work under way; `None` if the VM does not say.
-fn progress(socket: &Path) -> Option<SavingView> {
-    match ask(socket, VmRequest::Status) {
-        Ok(VmAnswer::Status(status)) => status.saving,
-        _ => None,
-    }
+/// Progress of the work under way: its name, bytes that are done and bytes in all; `None` if the VM does not say.
+fn progress(socket: &Path, what: &str) -> Option<(String, [u64; 2])> {
+    let Ok(VmAnswer::Status(status)) = ask(socket, VmRequest::Status) else { return None };
+    let VmStatus { saving, restoring, .. } = status;
+    let save = saving.map(|SavingView { round, done_bytes, total_bytes }| {
+        (format!("{what}, round {round}"), [done_bytes, total_bytes])
+    });
+    // Before the first round, a save waits for RAM that comes from a snapshot.
+    save.or_else(|| {
+        restoring.map(|RestoringView { filled_bytes, stored_bytes }| {
+            (format!("{what}, when its RAM has come"), [filled_bytes, stored_bytes])
+        })
+    })
 }

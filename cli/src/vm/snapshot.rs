@@ -22,6 +22,7 @@ use wideleaf_snapshot::{Caching, Files, Finished, NewFiles, Writing};
 
 use crate::options::{FormatArg, parse_duration};
 use crate::output::{Output, say};
+use crate::report::moved::before_pause;
 use crate::vm::progress::{CancelPipe, ask_for_long, other_answer};
 
 /// Arguments of `wideleaf vm SOCKET snapshot`.
@@ -136,12 +137,13 @@ fn save(
 }
 
 fn table(Snapshot { folder, saved }: &Snapshot) -> String {
-    let SavedView { stored_bytes, written_bytes, rounds, pause_ms, seconds, .. } = *saved;
+    let SavedView { stored_bytes, written_bytes, rounds, pause_ms, seconds, before_pause: before, .. } = saved;
     format!(
         "saved to {}: {} of RAM in {seconds:.2} s, {} written in {rounds} rounds, the guest paused for {pause_ms:.1} \
-         ms\n",
+         ms{}\n",
         folder.display(),
-        Bytes::new(stored_bytes),
-        Bytes::new(written_bytes),
+        Bytes::new(*stored_bytes),
+        Bytes::new(*written_bytes),
+        before_pause(before.as_ref()),
     )
 }

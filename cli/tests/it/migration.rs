@@ -147,6 +147,9 @@ fn moves(address: &str) {
     has_lost_nothing(&after);
     let arrived = &after["arrived"];
     assert_eq!(arrived["source"]["downtime_ms"], said["downtime_ms"]);
+    let paid = &said["before_pause"];
+    assert!(paid["exits"].is_u64() && paid["seconds"].as_f64() < said["seconds"].as_f64(), "{said}");
+    assert_eq!(&arrived["source"]["before_pause"], paid);
     assert_eq!(arrived["source"]["rounds"], said["rounds"]);
     // How many, is up to how far the guest has come.
     assert!(arrived["pages"].as_u64() > Some(0), "{arrived}");

@@ -104,6 +104,7 @@ fn a_migration_goes_on_over_another_connection_and_the_guest_loses_no_word() {
 
     // The target may need RAM as it is.
     scratch.refuses(&["vm", "vm.sock", "reset"], 2, &["cannot reset the VM", "while a part of its RAM was still here"]);
+    assert_eq!(status_of(&scratch, "vm.sock")["past_saves"]["migrations_failed"], 1);
 
     let [at_target, at_source] = recovered(&scratch);
     assert_eq!((&at_target["connections_lost"], &at_target["filled_bytes"]), (&json!(1), &at_target["missing_bytes"]));

@@ -123,6 +123,27 @@ fn a_run_reports_its_windows_where_the_daemon_asks_and_always_why_they_are_not_l
 }
 
 #[test]
+fn a_run_reports_the_snapshots_that_were_written_of_it() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (_run, listener) = endless_run(&scratch, &["--policy=never", "--control-socket=vm.sock"]);
+    let mut told = Told::accept(&listener);
+    let Some(Request::Register { vm, .. }) = told.next() else { panic!("it registers first") };
+    assert!(vm.work.is_none_or(|work| work.saves.is_none()));
+    told.answer(None);
+    scratch.wideleaf(&["vm", "vm.sock", "snapshot", "saved", "--pause=60s"]).assert().success();
+    let saves = loop {
+        if let Some(saves) = told.status(None).work.and_then(|work| work.saves) {
+            break saves;
+        }
+    };
+    assert_eq!((saves.snapshots, saves.snapshots_failed), (1, 0));
+    assert!(saves.last_pause_ms > Some(0.0) && saves.last_before_pause.is_some(), "{saves:?}");
+}
+
+#[test]
 fn a_run_returns_to_its_own_policy_when_the_daemon_that_pursues_its_guarantee_is_gone() {
     if !has_kvm() {
         return;

@@ -18,6 +18,7 @@ use wideleaf_testing::scratch::{Running, Scratch};
 
 use crate::migration::{AMONG_QUESTIONS, has_lost_nothing, report as report_of, status};
 use crate::program::new_scratch;
+use crate::sandboxed::CALM;
 
 /// A fixed number of passes over its memory: the number of words that it checks tells whether one was lost.
 const PASSES: [&str; 4] = ["pattern", "--vcpus=2", "--memory=128M", "--cmdline=bytes=32M passes=600"];
@@ -137,6 +138,8 @@ fn windows_that_were_large_are_large_when_the_guest_is_restored_and_the_report_c
     assert_eq!(restored["filled_bytes"], restored["stored_bytes"]);
     let [huge, not_huge] = ["windows_huge", "windows_not_huge"].map(|name| restored[name].as_u64().unwrap());
     assert!(huge + not_huge >= 16, "all that were on huge pages were to be: {restored}");
+    let [prepared, entered] = ["prepared_ms", "first_entry_ms"].map(|name| restored[name].as_f64().unwrap());
+    assert!(entered > prepared, "its RAM is prepared before it runs: {restored}");
     // Where other tests have the host's free huge pages, a window gets base pages.
     assert!(huge >= 8, "{restored}");
 }
@@ -199,13 +202,20 @@ fn a_save_that_fails_leaves_the_older_snapshot_and_the_guest_and_no_file() {
     }
     let scratch = new_scratch();
     let run = start(&scratch, &ENDLESS);
-    save(&scratch, &["saved"]).expect("it runs until it is stopped");
+    assert_eq!(status(&scratch)["past_saves"], Value::Null);
+    let saved = save(&scratch, &["saved"]).expect("it runs until it is stopped");
+    let paid = &saved["before_pause"];
+    assert!(paid["exits"].is_u64() && paid["seconds"].as_f64() < saved["seconds"].as_f64(), "{saved}");
     let before = fs::read(scratch.path("saved/windows")).unwrap();
     let too_short = ["vm", "vm.sock", "snapshot", "saved", "--pause=0ms"];
     scratch.refuses(&too_short, 4, &["cannot save the VM", "allow a longer pause"]);
     scratch.file("taken", b"by a file");
     scratch.refuses(&["vm", "vm.sock", "snapshot", "taken"], 3, &["is not a folder"]);
     assert_eq!(fs::read(scratch.path("saved/windows")).unwrap(), before);
+    let past = &status(&scratch)["past_saves"];
+    let counts = ["snapshots", "snapshots_failed", "migrations_failed"].map(|name| past[name].as_u64());
+    assert_eq!(counts, [1, 1, 0].map(Some));
+    assert_eq!((&past["last_pause_ms"], &past["last_before_pause"]), (&saved["pause_ms"], paid));
     // A client that is killed leaves its folder to the next save.
     let mut client = Running::start(&scratch, &["vm", "vm.sock", "snapshot", "saved", PAUSE]);
     while !scratch.names().iter().any(|name| name.contains(".saving-")) && client.0.try_wait().unwrap().is_none() {}
@@ -421,6 +431,32 @@ fn a_guest_on_a_mapped_file_is_not_saved_and_the_error_says_how_it_can_be() {
     scratch.refuses(&["vm", "vm.sock", "snapshot", "again"], 4, &[mapped]);
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
     run.end();
+}
+
+#[test]
+fn the_status_of_a_restored_vm_says_how_much_of_its_ram_has_come_until_all_of_it_has() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    saved(&scratch, &CALM);
+    let stop = |run: Running| {
+        scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+        run.end();
+    };
+    // Its memory comes within minutes, except for what it touches.
+    let run = start(&scratch, &["--restore=saved", "--restore-rate=64K"]);
+    let restoring = &status(&scratch)["restoring"];
+    let [filled, stored] = ["filled_bytes", "stored_bytes"].map(|name| restoring[name].as_u64().unwrap());
+    assert!(filled < stored, "{restoring}");
+    let shown = scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().stdout;
+    assert!(String::from_utf8_lossy(&shown).contains("have come from the snapshot"));
+    stop(run);
+    let run = start(&scratch, &["--restore=saved"]);
+    while status(&scratch)["restoring"] != Value::Null {
+        sleep(AMONG_QUESTIONS);
+    }
+    stop(run);
 }
 
 #[test]

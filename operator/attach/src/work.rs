@@ -92,6 +92,7 @@ impl Work {
             by_kernel: self.by_kernel.clone(),
             is_recovering: live.vms.iter().any(|vm| vm.recovering.is_some()),
             recoveries: self.recoveries.clone(),
+            saves: None,
         }
     }
 }

@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::vm::PastSavesView;
+
 pub use crate::map::{MapReason, WindowMap, WindowRange, WindowState};
 pub use crate::numa::{NodeView, NumaView};
 
@@ -402,6 +404,9 @@ pub struct WorkView {
     /// `unseen`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub recoveries: BTreeMap<String, RecoveriesView>,
+    /// Snapshots and migrations of a registered run that are over; left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saves: Option<PastSavesView>,
 }
 
 /// Recoveries after events of one kind: the large windows of before became large again.

@@ -190,6 +190,46 @@ pub struct SavedView {
     /// Whether a VM that stays paused was paused before, so that a client without a snapshot leaves it so.
     #[serde(default)]
     pub was_paused: bool,
+    /// What KVM did for the guest before the pause; left out where KVM does not count it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_pause: Option<BeforePauseView>,
+}
+
+/// What KVM did for a guest that ran while it was saved or migrated. The first write to each page after the page was
+/// saved leaves the guest, so this is the price of the rounds, and with it all that the guest needs of KVM anyway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BeforePauseView {
+    /// Time from before the dirty logs were switched on until right before the pause, in seconds.
+    pub seconds: f64,
+    /// CPU time of the vCPUs' threads in the kernel in that time, in milliseconds, by ticks of the kernel's timer. Of a
+    /// VM with more than 16 vCPUs this and the counts are those of the first 16.
+    pub system_ms: f64,
+    /// Number of faults in that time after which KVM had entered a mapping.
+    pub faults: u64,
+    /// Number of times in that time that a vCPU left the guest, for any reason.
+    pub exits: u64,
+}
+
+/// Snapshots and migrations of a VM that are over.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PastSavesView {
+    /// Number of snapshots that were written.
+    pub snapshots: u64,
+    /// Number of snapshots that failed, were refused or were cancelled.
+    pub snapshots_failed: u64,
+    /// Number of migrations, and of attempts to recover one, that failed, were refused or cancelled, or left the VM in
+    /// doubt; one that succeeds ends the VM.
+    pub migrations_failed: u64,
+    /// Length of the pause of the latest snapshot that was written, in milliseconds; left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_pause_ms: Option<f64>,
+    /// What KVM did for the guest before that pause; left out where KVM does not count it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_before_pause: Option<BeforePauseView>,
+    /// Time for which no guest ran when it came here from another run, in milliseconds; left out if it did not come, or
+    /// the source did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrival_downtime_ms: Option<f64>,
 }
 
 /// A VM that has moved.
@@ -221,6 +261,9 @@ pub struct MigratedView {
     /// Number of dirty logs that were switched on without a change of KVM's mappings; these are split window by window.
     #[serde(default)]
     pub logs_began_set: u32,
+    /// What KVM did for the guest before the pause; left out where KVM does not count it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_pause: Option<BeforePauseView>,
     /// Pages that followed the guest; left out if none did, or the target did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub post_copy: Option<PostCopyView>,
@@ -253,6 +296,15 @@ pub struct PostCopyView {
     /// Number of connections that were lost and followed by another one.
     #[serde(default)]
     pub connections_lost: u32,
+}
+
+/// Progress of a restore: the guest runs, and its RAM comes from the snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoringView {
+    /// Guest RAM that has come from the snapshot, in bytes.
+    pub filled_bytes: ByteCount,
+    /// Guest RAM that the snapshot has, without its pages of zeroes, in bytes.
+    pub stored_bytes: ByteCount,
 }
 
 /// Progress of a save, or of a migration.
@@ -359,6 +411,12 @@ pub struct VmStatus {
     /// left out otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<SavingView>,
+    /// Progress of the restore by which it continues a snapshot; left out once all of its RAM has come, and otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restoring: Option<RestoringView>,
+    /// Snapshots and migrations that are over; left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past_saves: Option<PastSavesView>,
     /// Why it is paused after a migration: whether it runs at the target is unknown. Left out otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doubt: Option<String>,

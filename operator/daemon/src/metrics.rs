@@ -16,6 +16,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use wideleaf_control::view::{Care, DaemonView, NodeView, PAUSE_BOUNDS_S, Quantiles, RecoveriesView, VmView, WorkView};
+use wideleaf_control::vm::PastSavesView;
 use wideleaf_memory::block_supply::SupplyReport;
 use wideleaf_memory::pool::PoolStatus;
 use wideleaf_policies::Bytes;
@@ -198,6 +199,24 @@ pub const FAMILIES: &[Family] = &[
     counter("wideleaf_vm_recoveries", "Recoveries of large pages after an event, by event and outcome", |scrape| {
         each_counted(scrape, recoveries)
     }),
+    counter("wideleaf_vm_saves", "Snapshots and migrations of a registered run, by kind and outcome", |scrape| {
+        each_counted(scrape, |work| work.saves.iter().flat_map(saves).collect())
+    }),
+    gauge(
+        "wideleaf_vm_snapshot_pause_seconds",
+        "Pause of the guest in the latest snapshot of a registered run",
+        |scrape| each_saves(scrape, |saves| saves.last_pause_ms),
+    ),
+    gauge(
+        "wideleaf_vm_snapshot_system_seconds",
+        "CPU time of the vCPUs in the kernel while the latest snapshot was taken, before the pause",
+        |scrape| each_saves(scrape, |saves| saves.last_before_pause.map(|before| before.system_ms)),
+    ),
+    gauge(
+        "wideleaf_vm_arrival_downtime_seconds",
+        "Time for which no guest ran when a registered run came from another run",
+        |scrape| each_saves(scrape, |saves| saves.arrival_downtime_ms),
+    ),
     gauge("wideleaf_vm_recovering", "1 while windows are brought back after an event", |scrape| {
         each_work(scrape, |work| one(Some(f64::from(u8::from(work.is_recovering)))))
     }),
@@ -341,6 +360,23 @@ fn each_promised(scrape: &Scrape, is_so: impl Fn(&ScrapedVm) -> bool) -> Vec<Row
 /// Rows of state, over all daemons.
 fn each_work<T>(scrape: &Scrape, rows: impl Fn(&WorkView) -> Vec<Row<T>>) -> Vec<Row<T>> {
     each(scrape, |vm| vm.view.work.as_ref().map_or(Vec::new(), &rows))
+}
+
+/// A row of seconds for each VM that was saved or moved, by its milliseconds.
+fn each_saves(scrape: &Scrape, ms: fn(&PastSavesView) -> Option<f64>) -> Vec<Row<f64>> {
+    each_work(scrape, |work| one(work.saves.as_ref().and_then(ms).map(|ms| ms / 1e3)))
+}
+
+/// A migration that succeeds ends its run.
+fn saves(past: &PastSavesView) -> Vec<Row<f64>> {
+    let row = |kind: &str, outcome: &str, count: u64| {
+        (vec![("kind", kind.to_owned()), ("outcome", outcome.to_owned())], count as f64)
+    };
+    vec![
+        row("snapshot", "done", past.snapshots),
+        row("snapshot", "failed", past.snapshots_failed),
+        row("migration", "failed", past.migrations_failed),
+    ]
 }
 
 /// Rows of counters, of this daemon.

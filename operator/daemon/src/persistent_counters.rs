@@ -20,6 +20,8 @@ pub fn continued(before: &WorkView, now: &WorkView) -> WorkView {
         by_kernel: counts(&before.by_kernel, &now.by_kernel),
         is_recovering: now.is_recovering,
         recoveries: recoveries(&before.recoveries, &now.recoveries),
+        // Of registered runs, which count on by themselves.
+        saves: now.saves.clone(),
     }
 }
 

@@ -31,7 +31,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Exchanges the figures with the target of a guest that has ended here.
 pub fn leave(departed: &Departed, to: &str, wire: &Wire) -> MigratedView {
     let arrived = wire.exchange(&departed.left);
-    let Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms } = departed.left;
+    let Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, .. } = departed.left;
     MigratedView {
         to: to.to_owned(),
         sent_bytes: departed.sent_bytes,
@@ -42,8 +42,9 @@ pub fn leave(departed: &Departed, to: &str, wire: &Wire) -> MigratedView {
         huge_bytes_at_switch,
         huge_bytes_at_target: arrived.as_ref().map(|arrived| arrived.huge_bytes),
         base_bytes_at_target: arrived.as_ref().map(|arrived| arrived.base_bytes),
-        logs_start_ms,
+        logs_start_ms: departed.left.logs_start_ms,
         logs_began_set: departed.logs_began_set,
+        before_pause: departed.left.before_pause,
         post_copy: arrived.and_then(|arrived| arrived.post_copy),
     }
 }

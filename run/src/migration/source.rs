@@ -27,7 +27,7 @@ use super::{Hello, POST_COPY_SILENCE_MAX};
 use crate::report::Left;
 use crate::session::Session;
 use crate::snapshot::accesses::SavedAccesses;
-use crate::snapshot::parts::{SavedParts, Shared, has_gone, unless_it_panics};
+use crate::snapshot::parts::{SavedParts, Shared, before_pause, has_gone, unless_it_panics};
 use crate::snapshot::saved_text;
 use crate::snapshot::saving::{flush_disks, heat_of, take_state};
 use crate::spec::RunSpec;
@@ -436,7 +436,8 @@ impl Departure<'_> {
         let sizes = page_sizes(&*self.parts.host, &self.parts.ram).unwrap_or_default();
         let huge_bytes_at_switch = huge_bytes(&sizes);
         let logs_start_ms = report.logs_start.as_secs_f64() * 1e3;
-        let left = Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms };
+        let before_pause = before_pause(report);
+        let left = Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms, before_pause };
         let departed = Departed {
             id: self.id.clone(),
             began: self.began,

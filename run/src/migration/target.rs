@@ -385,6 +385,12 @@ impl Incoming {
         let _ = self.send(Kind::Failed, &[&why.as_bytes()[..end]], &limit);
     }
 
+    /// Time for which no guest ran, in milliseconds, once the source has said it. It never waits: the switch holds the
+    /// lock until the source lets the guest go.
+    pub fn downtime_ms(&self) -> Option<f64> {
+        self.link.try_lock()?.report.source.map(|source| source.downtime_ms)
+    }
+
     /// Arrival, for the report.
     pub fn report(&self) -> ArrivedReport {
         self.lock().report.clone()

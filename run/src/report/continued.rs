@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use wideleaf_control::vm::PostCopyView;
+use wideleaf_control::vm::{BeforePauseView, PostCopyView};
 
 use crate::spec::RestorePages;
 
@@ -35,6 +35,10 @@ pub struct RestoredReport {
     pub touches_recorded: u64,
     /// Time before the guest could run in which its RAM was prepared, in milliseconds.
     pub prepared_ms: f64,
+    /// Time from the start of the process until a vCPU entered the guest, in milliseconds; its first instruction may
+    /// wait for its window then, which the waits count. Left out if none entered it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_entry_ms: Option<f64>,
     /// Way in which its RAM was filled: `auto`, `4k` or `mapped`.
     #[serde(default)]
     pub pages: RestorePages,
@@ -68,6 +72,9 @@ pub struct Left {
     /// Time in which the source switched its dirty logs on, in milliseconds.
     #[serde(default)]
     pub logs_start_ms: f64,
+    /// What KVM did for the guest at the source before the pause; left out where KVM does not count it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_pause: Option<BeforePauseView>,
 }
 
 /// Arrival of a VM, in the report.

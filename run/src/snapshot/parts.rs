@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
-use wideleaf_control::vm::{MigratedView, SavingView};
+use wideleaf_control::vm::{BeforePauseView, MigratedView, SavingView};
 use wideleaf_memory::panicked::{Panicked, caught};
-use wideleaf_memory::save::SaveProgress;
+use wideleaf_memory::save::{SaveProgress, SaveReport};
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::PageSize;
 use wideleaf_vmm::GuestExit;
@@ -20,6 +20,7 @@ use wideleaf_vmm::run_loop::RunControl;
 
 use super::restoring::Restoring;
 use crate::migration::kept::Doubt;
+use crate::past_saves::PastSaves;
 use crate::policy_switch::PolicySwitch;
 use crate::session::Session;
 use crate::spec::RunSpec;
@@ -49,6 +50,8 @@ pub struct SavedParts {
     pub disks: DiskLocks,
     /// Whether some RAM of a guest that came from another run is still there.
     pub is_arriving: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Count of what is over.
+    pub past: PastSaves,
     /// Specification of the run.
     pub spec: RunSpec,
 }
@@ -151,6 +154,16 @@ impl Shared {
     pub(crate) fn uncancel(&self) {
         self.cancel.store(false, Ordering::Relaxed);
     }
+}
+
+/// What KVM did for the guest before the pause, for clients.
+pub(crate) fn before_pause(report: &SaveReport) -> Option<BeforePauseView> {
+    report.before_pause.map(|before| BeforePauseView {
+        seconds: before.time.as_secs_f64(),
+        system_ms: before.counters.system_time.as_secs_f64() * 1e3,
+        faults: before.counters.faults,
+        exits: before.counters.exits,
+    })
 }
 
 /// Does a part of a save. A panic in it is an error, so that the caller undoes what was begun.

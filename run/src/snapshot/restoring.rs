@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use wideleaf_control::vm::RestoringView;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::mapped::map_saved;
 use wideleaf_memory::restore::{
@@ -148,6 +149,18 @@ impl Restoring {
         match &*self.lock() {
             Filling::Filled(restorer) => restorer.is_filled() || restorer.failure().is_some(),
             Filling::Not | Filling::Mapped { .. } => true,
+        }
+    }
+
+    /// Progress until all of RAM has its content; `None` where it is mapped.
+    pub(crate) fn progress(&self) -> Option<RestoringView> {
+        match &*self.lock() {
+            Filling::Filled(restorer) if !restorer.is_filled() => {
+                let progress = restorer.progress();
+                let [filled_bytes, stored_bytes] = [progress.filled_bytes, progress.stored_bytes].map(Bytes::get);
+                Some(RestoringView { filled_bytes, stored_bytes })
+            }
+            Filling::Filled(_) | Filling::Not | Filling::Mapped { .. } => None,
         }
     }
 

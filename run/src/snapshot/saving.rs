@@ -25,7 +25,7 @@ use wideleaf_vmm::MachineState;
 use wideleaf_vmm::devices::bus::FlushError;
 
 use super::accesses::SavedAccesses;
-use super::parts::{SavedParts, Shared, has_gone, unless_it_panics};
+use super::parts::{SavedParts, Shared, before_pause, has_gone, unless_it_panics};
 use super::saved_text;
 use crate::session::{SavedSession, Session};
 use crate::spec::RunSpec;
@@ -162,6 +162,7 @@ fn save_whole(
         pause_ms: paused.as_secs_f64() * 1e3,
         seconds: began.elapsed().as_secs_f64(),
         was_paused: how.stays && has_paused.get().is_none(),
+        before_pause: before_pause(&report),
     };
     Ok(Saved { view, stays: has_paused.get().map(|number| StaysPaused { number, client }) })
 }

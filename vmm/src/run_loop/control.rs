@@ -15,7 +15,7 @@
 //!
 //! A snapshot takes the state of paused vCPUs, each by its own thread as well ([`RunControl::save_vcpus`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -52,6 +52,8 @@ pub struct RunControl {
     pub(super) changed: Condvar,
     pub(super) kickers: Vec<Kicker>,
     on_reset: OnReset,
+    /// When the first vCPU was about to enter the guest.
+    first_entry: OnceLock<Instant>,
 }
 
 /// The effect of a machine reset.
@@ -138,7 +140,8 @@ impl RunControl {
             vcpus,
             saving: None,
         };
-        Arc::new(RunControl { inner: Mutex::new(inner), changed: Condvar::new(), kickers, on_reset })
+        let (inner, changed, first_entry) = (Mutex::new(inner), Condvar::new(), OnceLock::new());
+        Arc::new(RunControl { inner, changed, kickers, on_reset, first_entry })
     }
 
     /// Requests a reset of the machine, which the thread in [`RunControl::wait`] performs. Returns `false` where a
@@ -299,6 +302,16 @@ impl RunControl {
     pub fn wants_vcpus_out(&self) -> bool {
         let inner = self.lock();
         inner.is_stopping || inner.pauses > 0 || inner.reset != Reset::No
+    }
+
+    /// A vCPU is about to enter the guest.
+    pub(super) fn enters(&self) {
+        self.first_entry.get_or_init(Instant::now);
+    }
+
+    /// When the first vCPU was about to enter the guest; `None` before.
+    pub fn first_entry(&self) -> Option<Instant> {
+        self.first_entry.get().copied()
     }
 
     /// CPU time of a vCPU's thread in the kernel, outside the guest ([`Kicker::system_time`]). `None` if no thread runs

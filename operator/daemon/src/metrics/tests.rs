@@ -10,6 +10,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use wideleaf_control::view::{BackingView, Guarantee, MappingView, NumaView, PageTablesView, SavedView, Vmm};
+use wideleaf_control::vm::BeforePauseView;
 use wideleaf_memory::pool::NodePool;
 use wideleaf_policies::PageSize;
 
@@ -58,6 +59,14 @@ fn vm(pid: u32) -> VmView {
                 ("balloon".to_owned(), RecoveriesView { done: 2, cut_off: 1, last_s: Some(1.5), ..Default::default() }),
                 ("stop".to_owned(), RecoveriesView { cut_off: 1, ..Default::default() }),
             ]),
+            saves: Some(PastSavesView {
+                snapshots: 3,
+                migrations_failed: 1,
+                last_pause_ms: Some(12.5),
+                last_before_pause: Some(BeforePauseView { system_ms: 184.0, ..BeforePauseView::default() }),
+                arrival_downtime_ms: Some(40.0),
+                ..PastSavesView::default()
+            }),
             ..WorkView::default()
         }),
         notes: Vec::new(),
@@ -193,6 +202,11 @@ fn the_figures_are_those_of_the_views() {
     assert_eq!(of_10("wideleaf_vm_recoveries_total", "event=\"balloon\",outcome=\"done\""), 2.0);
     assert_eq!(of_10("wideleaf_vm_recoveries_total", "event=\"stop\",outcome=\"cut_off\""), 1.0);
     assert_eq!(of_10("wideleaf_vm_recovering", ""), 1.0);
+    let saves = |kind, outcome| of_10("wideleaf_vm_saves_total", &format!("kind=\"{kind}\",outcome=\"{outcome}\""));
+    let counts = [saves("snapshot", "done"), saves("snapshot", "failed"), saves("migration", "failed")];
+    assert_eq!(counts, [3.0, 0.0, 1.0]);
+    let seconds = ["snapshot_pause", "snapshot_system", "arrival_downtime"];
+    assert_eq!(seconds.map(|of| of_10(&format!("wideleaf_vm_{of}_seconds"), "")), [0.0125, 0.184, 0.04]);
     let timed = text.lines().filter(|line| line.starts_with("wideleaf_vm_recovery_seconds{"));
     assert!(!timed.into_iter().any(|line| line.contains("stop")), "no recovery from a stop was done");
     let second = |more: &'static str| ["pid=\"10\"", "node=\"1\"", more];

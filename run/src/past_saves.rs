@@ -1,0 +1,81 @@
+//! Count of the snapshots and migrations of a run, for its control socket and for wideleafd.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use wideleaf_control::vm::{PastSavesView, SavedView};
+
+use crate::migration::Incoming;
+
+/// Snapshots and migrations of a run that are over.
+#[derive(Clone, Default)]
+pub struct PastSaves {
+    counted: Arc<Mutex<Option<PastSavesView>>>,
+    /// Migration by which the VM came, if it did.
+    arrival: Weak<Incoming>,
+}
+
+impl PastSaves {
+    /// None so far, of a VM that came by this migration, if it came by one.
+    pub fn new(arrival: Option<&Arc<Incoming>>) -> PastSaves {
+        PastSaves { arrival: arrival.map_or(Weak::new(), Arc::downgrade), ..PastSaves::default() }
+    }
+
+    /// A snapshot is written.
+    pub fn count_snapshot(&self, saved: &SavedView) {
+        self.count(|past| {
+            past.snapshots += 1;
+            past.last_pause_ms = Some(saved.pause_ms);
+            past.last_before_pause = saved.before_pause;
+        });
+    }
+
+    /// A snapshot has failed.
+    pub fn count_failed_snapshot(&self) {
+        self.count(|past| past.snapshots_failed += 1);
+    }
+
+    /// A migration has failed.
+    pub fn count_failed_migration(&self) {
+        self.count(|past| past.migrations_failed += 1);
+    }
+
+    fn count(&self, add: impl FnOnce(&mut PastSavesView)) {
+        add(self.counted.lock().get_or_insert_default());
+    }
+
+    /// All of them; `None` if there is none.
+    pub fn view(&self) -> Option<PastSavesView> {
+        let counted = self.counted.lock().clone();
+        match self.arrival.upgrade().and_then(|arrival| arrival.downtime_ms()) {
+            None => counted,
+            came => Some(PastSavesView { arrival_downtime_ms: came, ..counted.unwrap_or_default() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_that_fails_keeps_the_figures_of_the_one_before() {
+        let past = PastSaves::new(None);
+        assert_eq!(past.view(), None);
+        let saved = SavedView {
+            stored_bytes: 4096,
+            written_bytes: 4096,
+            rounds: 1,
+            pause_ms: 2.5,
+            seconds: 0.5,
+            was_paused: false,
+            before_pause: None,
+        };
+        past.count_snapshot(&saved);
+        past.clone().count_failed_snapshot();
+        past.count_failed_migration();
+        let view = past.view().expect("they are counted");
+        assert_eq!((view.snapshots, view.snapshots_failed, view.migrations_failed), (1, 1, 1));
+        assert_eq!((view.last_pause_ms, view.arrival_downtime_ms), (Some(2.5), None));
+    }
+}
