@@ -1,5 +1,8 @@
-//! Client of wideleafd's control socket that never waits longer than it was told, whatever the daemon does: the same
-//! protocol as [`wideleaf_control::client`], beside other work of the same thread.
+//! Client of wideleafd's control socket for asynchronous tasks. It has the protocol of [`wideleaf_control::client`],
+//! which blocks its thread.
+//!
+//! Each request has a connection of its own and is sent once. The caller gives a time limit, which holds whatever the
+//! daemon does.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +14,8 @@ use wideleaf_control::client::{self, ClientError, one_line};
 use wideleaf_control::protocol::{ASK_AGAIN, Answer, Envelope, LINE_BYTES_MAX, Reply, Request, Settings, Target};
 use wideleaf_control::view::{DaemonView, Explanation, VmView};
 
-/// Whether it refuses for a moment alone: a guest is being attached, a search is under way, it begins or ends.
+/// Whether the daemon refuses a request only for the moment: a guest is being attached, a search for guests is under
+/// way, or the daemon starts or ends.
 pub(crate) fn is_for_now(error: &ClientError) -> bool {
     matches!(error, ClientError::Refused(why) if why.contains(ASK_AGAIN))
 }
@@ -23,7 +27,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// The daemon that listens there, now or later.
+    /// The daemon that listens on this socket, now or later.
     pub fn at(socket: &Path) -> Daemon {
         Daemon { socket: socket.to_owned() }
     }
@@ -31,14 +35,14 @@ impl Daemon {
     /// Sends one request and waits for its answer, at most `within`.
     ///
     /// # Errors
-    /// [`ClientError`], a line that says what to do.
+    /// [`ClientError`], of which the line says what to do.
     pub async fn ask(&self, request: Request, within: Duration) -> Result<Answer, ClientError> {
         let asked = tokio::time::timeout(within, self.exchange(request)).await;
         let line = asked.unwrap_or(Err(ClientError::Silent { timeout: within }))?;
         match client::parse(&line)? {
             Reply::Ok(answer) => Ok(*answer),
             Reply::Error(text) => Err(ClientError::Refused(one_line(&text))),
-            // In force, and the daemon writes it later: it tries every ten seconds.
+            // The change is in force, and the daemon tries every ten seconds to write it.
             Reply::Unsaved(text) => Err(ClientError::Unsaved(one_line(&text))),
         }
     }

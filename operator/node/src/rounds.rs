@@ -1,13 +1,15 @@
-//! The loop of the agent.
+//! The loop of the agent: it compares the guests of wideleafd with the pods and VMIs of this node.
 //!
 //! ```text
-//!   guests of wideleafd ─▶ place of each ─▶ wishes passed on ─▶ verdicts ─▶ objects written where due
-//!        └── silent: rounds go on, and conditions become Unknown after a minute
-//!   figures of wideleafd ─▶ node written where due
+//!   guests of wideleafd ─▶ pod or VMI of each ─▶ annotations ─▶ settings of the guest, by wideleafd
+//!        │                                        └────────────▶ verdict ─▶ condition and events of the pod or VMI
+//!        └── wideleafd is silent: rounds go on, and conditions become Unknown after a minute
+//!   figures of wideleafd ─▶ labels and resource of the node
 //! ```
 //!
-//! A round begins after each period, and soon after a change of a pod, a VMI or a call of a hook. Nothing is kept for
-//! an API server that is away: each round begins from what is true then.
+//! A round begins after each period, and soon after a change of a pod, a VMI or a call of a hook. No write is kept for
+//! an API server that does not answer: each round begins from the present state. The loop changes guests only through
+//! wideleafd's socket, and objects only through the [`Publisher`], which decides when a write is due.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,6 +64,7 @@ const HOLD_MIN: Duration = Duration::from_secs(15);
 struct Hold {
     pid: u32,
     since: Instant,
+    /// Whether a round has seen the migration under way.
     is_under_way: bool,
 }
 
@@ -75,7 +78,8 @@ impl Holds {
         self.all().insert(uid.to_owned(), Hold { pid, since: now, is_under_way: false });
     }
 
-    /// Takes the guests out that need not be left alone any more: their migration is over.
+    /// Takes out the guests of which the migration is over. `is_over`: by UID of the VMI, whether its migration is;
+    /// `None` for a VMI that is not on this node or has none.
     fn over(&self, is_over: impl Fn(&str) -> Option<bool>, now: Instant) -> Vec<(String, Hold)> {
         let mut ended = Vec::new();
         self.all().retain(|uid, hold| {
@@ -121,6 +125,7 @@ pub type SharedHealth = Arc<Mutex<Health>>;
 struct Known {
     /// Wishes that wideleafd has received.
     passed: Option<Wishes>,
+    /// The latest wishes that wideleafd has refused, and the time of the refusal.
     refused: Option<(Wishes, Instant)>,
     /// The latest explanation, and the time of the latest question, which may have had no answer.
     explained: Option<(Option<Explanation>, Instant)>,
@@ -129,7 +134,9 @@ struct Known {
 /// What is known of one object between rounds.
 #[derive(Debug, Default)]
 struct Seen {
+    /// Time of the latest round in which it had a guest.
     guest_at: Option<Instant>,
+    /// Mistakes in its annotations that were reported.
     mistakes: Vec<String>,
 }
 
@@ -153,11 +160,15 @@ pub struct Rounds {
     counters: Arc<Counters>,
     health: SharedHealth,
     publisher: Publisher,
+    /// By process ID and start time of the process.
     guests: BTreeMap<(u32, u64), Known>,
+    /// By UID of the object.
     objects: BTreeMap<String, Seen>,
+    /// Begin of the first round without an answer of wideleafd; `None` while it answers.
     silent_since: Option<Instant>,
     /// Begin of the latest round in which wideleafd did not explain a guest in time.
     unexplained_at: Option<Instant>,
+    /// The latest failure to reach wideleafd that was logged; `None` while it answers.
     complaint: Option<String>,
 }
 
@@ -169,6 +180,43 @@ struct Placed {
     mistakes: Vec<String>,
     /// Wishes that an earlier agent has passed on.
     asked_before: Wishes,
+}
+
+impl Placed {
+    /// The guest with its object; `None` where the object is on another node.
+    fn of(guest: VmView, found: Place, vmi_api: VmiApi, node: &str) -> Option<Placed> {
+        let of_pod = found.pod().map(|pod| &pod.annotations);
+        let of_vmi = match &found {
+            Place::Vmi(vmi, _) => Some(&vmi.annotations),
+            Place::Pod(_) | Place::Elsewhere(_) => None,
+        };
+        let (wishes, mistakes) = Wishes::of(of_vmi, of_pod);
+        let before = of_vmi.or(of_pod).and_then(|annotations| Details::parse(annotations.get(STATUS)?));
+        let asked_before = before.filter(|before| before.node == node).map(|before| before.asked());
+        let pod = found.pod().map(|pod| pod.identity.clone());
+        let target = match found {
+            Place::Vmi(vmi, _) => {
+                let has_status = matches!(vmi_api, VmiApi::Present { has_status: true });
+                Target { kind: Kind::Vmi { has_status }, identity: vmi.identity, pod }
+            }
+            Place::Pod(pod) => Target { kind: Kind::Pod, identity: pod.identity, pod: None },
+            Place::Elsewhere(_) => return None,
+        };
+        Some(Placed { guest, target, wishes, mistakes, asked_before: asked_before.unwrap_or_default() })
+    }
+}
+
+/// Kinds of places, as the counters name them.
+const PLACES: [&str; 4] = ["vmi", "pod", "elsewhere", "none"];
+
+fn name_of(found: Option<&Place>) -> &'static str {
+    let [vmi, pod, elsewhere, none] = PLACES;
+    match found {
+        Some(Place::Vmi(..)) => vmi,
+        Some(Place::Pod(_)) => pod,
+        Some(Place::Elsewhere(_)) => elsewhere,
+        None => none,
+    }
 }
 
 /// Memory in large pages of guests of pods that request the node's resource, by UID of the pod: what the guests hold,
@@ -186,8 +234,8 @@ impl Held {
         *held = held.saturating_add(guest.backing.map_or(0, |backing| backing.huge_2m + backing.giant_1g));
     }
 
-    /// What the node's resource counts beside promotable memory. The scheduler subtracts of each pod what it requests:
-    /// what its guests hold beyond that is not free for other pods.
+    /// Bytes that the node's resource counts beside promotable memory. The scheduler subtracts the request of each pod:
+    /// memory that its guests hold beyond the request is not free for other pods.
     fn bytes(&self) -> u64 {
         self.0.values().map(|(held, requested)| *held.min(requested)).fold(0, u64::saturating_add)
     }
@@ -220,7 +268,7 @@ impl Rounds {
         }
     }
 
-    /// Runs for ever.
+    /// Runs rounds for ever.
     pub async fn run(mut self, period: Duration) {
         loop {
             let begun = Instant::now();
@@ -236,10 +284,10 @@ impl Rounds {
         }
     }
 
-    /// One round.
+    /// Runs one round.
     ///
     /// # Errors
-    /// wideleafd gave no answer, or the API server did not take a write: the round is over all the same.
+    /// A line if wideleafd gave no answer, or if the API server did not take a write; the round is over nevertheless.
     pub async fn once(&mut self) -> Result<Summary, String> {
         let summary = self.round().await;
         let health = self.health.lock();
@@ -273,7 +321,7 @@ impl Rounds {
             self.complaint = Some(text.clone());
         }
         let since = *self.silent_since.get_or_insert(now);
-        // A new daemon has forgotten nothing, but one without its state file has.
+        // A daemon that starts again without its state file has forgotten all settings: they are passed on again.
         self.guests.values_mut().for_each(|known| known.passed = None);
         if now.saturating_duration_since(since) < SILENCE_MAX {
             return;
@@ -294,7 +342,7 @@ impl Rounds {
         let mut summary = Summary { guests: guests.len(), ..Summary::default() };
         let Some((mut placed, held)) = self.places(guests) else { return summary };
         summary.placed = placed.len();
-        // A try may rest all writes: each object has its turn, and one that fails again and again is not always first.
+        // A write that fails may delay all later ones, so the object with the earliest try comes first.
         placed.sort_by_key(|placed| self.publisher.tried_at(&placed.target.identity.uid));
         for placed in &placed {
             self.pass_on(placed, now).await;
@@ -314,39 +362,15 @@ impl Rounds {
             return None;
         }
         let mut placed: BTreeMap<String, Placed> = BTreeMap::new();
-        let (mut held, mut counts) = (Held::default(), [("vmi", 0), ("pod", 0), ("elsewhere", 0), ("none", 0)]);
+        let (mut held, mut counts) = (Held::default(), BTreeMap::from(PLACES.map(|place| (place, 0))));
         for guest in guests {
             let found = place(&guest, &objects);
-            let pod = found.as_ref().and_then(Place::pod);
-            if let Some(pod) = pod {
+            *counts.entry(name_of(found.as_ref())).or_default() += 1;
+            let Some(found) = found else { continue };
+            if let Some(pod) = found.pod() {
                 held.add(pod, &guest);
             }
-            let (of_vmi, of_pod) = match &found {
-                Some(Place::Vmi(vmi, _)) => (Some(&vmi.annotations), pod.map(|pod| &pod.annotations)),
-                _ => (None, pod.map(|pod| &pod.annotations)),
-            };
-            let (wishes, mistakes) = Wishes::of(of_vmi, of_pod);
-            let before = of_vmi.or(of_pod).and_then(|annotations| Details::parse(annotations.get(STATUS)?));
-            let asked_before = before.filter(|before| before.node == self.node).map(|before| before.asked());
-            let pod_identity = pod.map(|pod| pod.identity.clone());
-            let (index, target) = match found {
-                Some(Place::Vmi(vmi, _)) => {
-                    let has_status = matches!(objects.vmi_api, VmiApi::Present { has_status: true });
-                    (0, Target { kind: Kind::Vmi { has_status }, identity: vmi.identity, pod: pod_identity })
-                }
-                Some(Place::Pod(pod)) => (1, Target { kind: Kind::Pod, identity: pod.identity, pod: None }),
-                Some(Place::Elsewhere(_)) => {
-                    counts[2].1 += 1;
-                    continue;
-                }
-                None => {
-                    counts[3].1 += 1;
-                    continue;
-                }
-            };
-            counts[index].1 += 1;
-            let asked_before = asked_before.unwrap_or_default();
-            let candidate = Placed { guest, target, wishes, mistakes, asked_before };
+            let Some(candidate) = Placed::of(guest, found, objects.vmi_api, &self.node) else { continue };
             let uid = candidate.target.identity.uid.clone();
             // A pod may run several guests, and has one condition: that of the largest.
             if placed.get(&uid).is_none_or(|known| size(&known.guest) < size(&candidate.guest)) {
@@ -430,8 +454,9 @@ impl Rounds {
         verdict.status
     }
 
-    /// Reasons why a guest is not covered, from some seconds ago. Without an answer the question waits as long as
-    /// after one, and all other guests' wait for the next round: each may take [`QUESTION_WITHIN`].
+    /// Reasons why a guest is not covered, at most [`EXPLANATION_AGE_MAX`] old while wideleafd answers. A question
+    /// without an answer is asked again after that time, and those about other guests in the next round: each may take
+    /// [`QUESTION_WITHIN`].
     async fn explanation(&mut self, guest: &VmView, now: Instant) -> Option<Explanation> {
         let known = self.guests.entry((guest.pid, guest.started_at)).or_default();
         let asked_at = known.explained.as_ref().map(|(_, at)| *at);
@@ -457,7 +482,7 @@ impl Rounds {
         explanation
     }
 
-    /// Objects that had a guest, and have none for a while.
+    /// Writes the condition of objects that have had no guest for [`SILENCE_MAX`].
     async fn guests_that_ended(&mut self, now: Instant) {
         let adopted = self.adopted_targets();
         for target in &adopted {
@@ -505,6 +530,7 @@ impl Rounds {
         targets
     }
 
+    /// Writes the node's labels and resource where that is due.
     async fn figures(&mut self, held: u64, now: Instant) {
         let view = match self.daemon.view(QUESTION_WITHIN).await {
             Ok(view) => view,
