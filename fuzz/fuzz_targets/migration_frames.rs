@@ -1,5 +1,8 @@
-//! What the other side of a migration sends: as it is, and with numbers, lengths and checksums corrected, so that the
-//! code behind them is reached.
+//! The target of a migration reads what its source sends. The stream is the input as it is, or messages with numbers,
+//! lengths and checksums corrected, so that the code behind these checks is reached.
+//!
+//! After each stream, RAM has exactly the pages that were accepted, and an error is one line about the stream. Nothing
+//! but a temporary file and anonymous memory is touched.
 //!
 //! Input: one byte that selects, then the stream; or messages, each kind (u8), length (u16), content.
 #![no_main]
@@ -65,7 +68,8 @@ fn ram() -> Arc<GuestRam> {
     ram
 }
 
-/// What the target does with a stream, to the machine's state. RAM has what the messages say, and nothing else.
+/// Reads a stream as the target does, up to the machine's state, and checks that RAM has the pages of the messages and
+/// zeroes elsewhere.
 fn receive(stream: &[u8]) {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(stream).and_then(|()| file.rewind()).expect("it has room");
@@ -101,6 +105,7 @@ fn content_words(content: &[u8]) -> impl Iterator<Item = u64> {
     content.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
 }
 
+/// Reads messages up to the machine's state, places their pages, and adds each to `expected` by its address.
 fn read_all(
     receiver: &mut Receiver,
     limit: &Limit<'_>,
@@ -142,8 +147,8 @@ fn corrected(mut input: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// Content of a message with pages: window (u8), whether it is huge, then pairs of page (u16) and byte, even bytes for
-/// pages of zeroes.
+/// Content of a message with pages. Input: window (u8), whether it is huge (u8), then pairs of page (u16) and byte; a
+/// page of an even byte is one of zeroes.
 fn pages_of(content: &[u8]) -> Vec<u8> {
     let [window, is_huge, rest @ ..] = content else { return content.to_vec() };
     let (mut stored, mut zero) = (BTreeMap::new(), PageSet::EMPTY);
