@@ -83,6 +83,11 @@ pub fn memory_available_kib() -> u64 {
     kib(field(&read("/proc/meminfo"), "MemAvailable"))
 }
 
+/// Free swap space now, in KiB.
+pub fn swap_free_kib() -> u64 {
+    kib(field(&read("/proc/meminfo"), "SwapFree"))
+}
+
 /// Milliseconds stolen from all CPUs since boot (`/proc/stat`, eighth number; proc(5)). Its unit is `USER_HZ`,
 /// which is 100 on every x86 kernel.
 pub fn stolen_ms() -> u64 {

@@ -177,7 +177,8 @@ impl<'a> Prepared<'a> {
         numa.said.iter().for_each(|line| front.say(line));
         let short_of_guarantee = guarantee::check_at_start(spec, backing, ram::available())?;
         short_of_guarantee.iter().for_each(|why| front.say(&below_at_start(spec, why)));
-        let continued = spec.restore.as_deref().map(|folder| Restoring::open(folder, spec)).transpose()?;
+        let takeable = ram::takeable(backing);
+        let continued = spec.restore.as_deref().map(|folder| Restoring::open(folder, spec, takeable)).transpose()?;
         let makes_giants = backing.kind() == BackingKind::Anon && spec.giant_pages_made_max > 0;
         let giant_maker = makes_giants.then(|| HeldGiantMaker::start(spec.giant_pages_made_max)).transpose()?;
         let mut restoring = None;

@@ -13,7 +13,7 @@ use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
 use wideleaf_vmm::{HostLimits, config};
 
-use crate::environment::memory_available_kib;
+use crate::environment::{memory_available_kib, swap_free_kib};
 use crate::failure::Failure;
 use crate::front_end::{FrontEnd, Work};
 use crate::interrupts::Interrupts;
@@ -104,6 +104,12 @@ pub fn giant_before_loading(
 /// Memory of the host that is available without swapping.
 pub fn available() -> Bytes {
     kib(memory_available_kib())
+}
+
+/// Memory that RAM of this kind can take before the kernel kills processes, swap included; `None` for a pool, which
+/// already has its pages.
+pub fn takeable(backing: BackingConfig) -> Option<Bytes> {
+    (backing.kind() != BackingKind::Hugetlb).then(|| available() + kib(swap_free_kib()))
 }
 
 /// Checks that the host has this amount of memory available. If it has not, prefaulting does not fail: the kernel

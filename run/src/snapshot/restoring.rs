@@ -69,17 +69,20 @@ pub struct Continued {
 }
 
 impl Restoring {
-    /// Opens the snapshot that the run continues.
+    /// Opens the snapshot that the run continues. `takeable`: memory of the host that its RAM can take; `None`: the RAM
+    /// has its memory already.
     ///
     /// # Errors
-    /// [`Failure::Input`] for a folder that is no snapshot, and for one of another VM than `spec` describes.
-    pub fn open(folder: &Path, spec: &RunSpec) -> Result<(Restoring, Continued), Failure> {
+    /// [`Failure::Input`] for a folder that is no snapshot, and for one of another VM than `spec` describes;
+    /// [`Failure::Host`] where the host has too little memory for it.
+    pub fn open(folder: &Path, spec: &RunSpec, takeable: Option<Bytes>) -> Result<(Restoring, Continued), Failure> {
         let caching = if spec.restores_directly { Caching::Direct } else { Caching::PageCache };
         let opened = open(folder, caching)?;
         let saved = read(folder, &opened)?;
         check_same(folder, &saved.spec, spec)?;
         check_policy(folder, &spec.policy)?;
         check_pages(folder, &opened, spec)?;
+        takeable.map_or(Ok(()), |takeable| check_memory(folder, opened.windows(), spec.restore_pages, takeable))?;
         let (first, recording) = match spec.prefetch {
             Prefetch::Use => (touches::read(folder, &opened), None),
             Prefetch::Record => (Vec::new(), Some(Recording::open(folder, &opened)?)),
@@ -289,6 +292,35 @@ fn check_pages(folder: &Path, opened: &Opened, spec: &RunSpec) -> Result<(), Fai
     Ok(())
 }
 
+/// Checks that the host has memory for what is filled, whether the guest touches it or not. If it has not, no read
+/// fails: the kernel kills processes, and not only this one.
+fn check_memory(
+    folder: &Path,
+    windows: impl Iterator<Item = wideleaf_snapshot::SavedWindow>,
+    pages: RestorePages,
+    takeable: Bytes,
+) -> Result<(), Failure> {
+    let (mut stored, mut large) = (Bytes::ZERO, Bytes::ZERO);
+    for window in windows {
+        let in_use = PageSize::Base4K.bytes() * u64::from(window.pages.len());
+        stored += in_use;
+        large += if window.page == PageSize::Base4K { in_use } else { PageSize::Huge2M.bytes() };
+    }
+    let (takes, remedy) = match pages {
+        RestorePages::Auto if stored <= takeable => (large, "use --restore-pages 4k, which takes less"),
+        RestorePages::Auto => (large, "free memory"),
+        RestorePages::Base => (stored, "free memory"),
+        RestorePages::Mapped => return Ok(()),
+    };
+    if takes <= takeable {
+        return Ok(());
+    }
+    let folder = folder.display();
+    Err(Failure::Host(format!(
+        "cannot restore {folder}: its RAM takes {takes}, and the host has {takeable} with free swap; {remedy}"
+    )))
+}
+
 /// RAM as the snapshot has it.
 struct StoredRam(Opened);
 
@@ -319,6 +351,35 @@ fn unreadable(window: WindowIndex, error: &wideleaf_snapshot::ReadError) -> Read
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wideleaf_policies::PageSet;
+    use wideleaf_policies::units::{kib, mib};
+
+    #[test]
+    fn a_restore_that_would_take_more_memory_than_the_host_has_is_refused_with_what_would_fit() {
+        // Two windows that were huge, of one page each, and a full one on base pages.
+        let one = PageSet::from_iter([0]);
+        let windows = [(PageSize::Huge2M, one), (PageSize::Huge2M, one), (PageSize::Base4K, PageSet::ALL)];
+        let check = |pages, takeable| {
+            let saved = windows.iter().zip(0..).map(|((page, pages), window)| wideleaf_snapshot::SavedWindow {
+                window: WindowIndex::new(window),
+                page: *page,
+                heat: 0,
+                age_s: 0,
+                pages: *pages,
+            });
+            check_memory(Path::new("monday"), saved, pages, takeable).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(RestorePages::Auto, mib(6)), Ok(()));
+        let refused = check(RestorePages::Auto, mib(5)).expect_err("it takes 6 MiB");
+        let words = "its RAM takes 6 MiB, and the host has 5 MiB with free swap; use --restore-pages 4k";
+        assert!(refused.contains(words), "{refused}");
+        assert_eq!(check(RestorePages::Base, mib(5)), Ok(()));
+        let refused = check(RestorePages::Base, mib(2) + kib(7)).expect_err("it takes 8 KiB more than 2 MiB");
+        assert!(refused.ends_with("free memory"), "{refused}");
+        let refused = check(RestorePages::Auto, mib(2)).expect_err("it takes 6 MiB");
+        assert!(refused.ends_with("free memory"), "{refused}");
+        assert_eq!(check(RestorePages::Mapped, Bytes::ZERO), Ok(()));
+    }
 
     #[test]
     fn a_window_that_a_collapse_made_huge_counts_as_huge_and_a_restore_with_a_failure_was_never_filled() {
