@@ -59,9 +59,9 @@ mod split;
 
 use audit::{Audit, Earnings, Kind};
 use giants::Giants;
-use judge::{Judge, Prices, cycles_over, may_be_used};
+use judge::{Judge, Prices, cycles_over_ms, may_be_used, milliseconds};
 use market::Market;
-use memory::{GivenUp, Giving, Memory, is_idle};
+use memory::{GivenUp, Giving, Memory, is_idle, now_ns};
 use nodes::Nodes;
 use split::Splits;
 
@@ -238,6 +238,7 @@ impl Auto {
             move_2m: cycles(Action::Move { vm, window, node: NodeId(0) }, false),
             asked_percent: self.prices.hysteresis_percent * self.score.caution_percent() / 100,
             now,
+            now_ns: now_ns(now),
         }
     }
 
@@ -431,7 +432,7 @@ fn settle(
         Earnings::Assumed => (assumed, &mut score.paid_back_assumed),
         Earnings::Measured(per_s) => (if assumed == 0 { 0 } else { per_s }, &mut score.paid_back_measured),
     };
-    window.owed = window.owed.saturating_sub(cycles_over(per_s, time));
+    window.owed = window.owed.saturating_sub(cycles_over_ms(per_s, milliseconds(time)));
     if window.owed == 0 {
         *paid_back += 1;
     } else if is_idle(access) || earnings == Earnings::Measured(0) {

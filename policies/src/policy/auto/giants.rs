@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 
 use super::super::{WINDOWS_PER_GIANT, rows_of_giant};
 use super::Auto;
-use super::judge::{Judge, cycles_over};
+use super::judge::{Judge, cycles_over_ms};
 use super::memory::{Memory, is_idle};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
@@ -108,12 +108,11 @@ impl Judge {
     fn return_of_giant(&self, vm: &VmSnapshot, rows: Range<usize>, memory: &[Memory], cost: u64) -> Option<u64> {
         let (mut saved, mut spent_per_s, mut hot) = (0_u64, 0_u64, 0);
         for row in rows.clone().filter(|row| vm.backing[*row] == Backing::Huge2M) {
-            let Some(hot_since) = memory[row].hot_since() else { continue };
+            let Some(hot_for_ms) = self.hot_for_ms(&memory[row]) else { continue };
             let (walk, guest) = (self.prices.walk(), vm.guest_mapping[row]);
             let misses = self.prices.misses.per_s(vm.access[row], memory[row].used(vm, row));
             let per_s = walk.saved_of(guest, PageSize::Huge2M, PageSize::Giant1G, misses);
-            let hot_for = self.now.since(hot_since).min(self.prices.horizon);
-            saved = saved.saturating_add(cycles_over(per_s, hot_for));
+            saved = saved.saturating_add(cycles_over_ms(per_s, hot_for_ms.min(self.prices.horizon_ms)));
             spent_per_s = spent_per_s.saturating_add(walk.spent_on(guest, PageSize::Huge2M, misses));
             hot += usize::from(per_s > 0);
         }
@@ -123,7 +122,7 @@ impl Judge {
             false => cycles,
         };
         let bloat_per_s = rows.map(|row| self.prices.bloat_per_s(missing(vm, row))).sum::<u64>();
-        let net = possible(saved).checked_sub(cycles_over(bloat_per_s, self.prices.horizon))?;
+        let net = possible(saved).checked_sub(cycles_over_ms(bloat_per_s, self.prices.horizon_ms))?;
         let percent = net.saturating_mul(100) / cost;
         (hot >= HOT_WINDOWS_LEAST && percent >= self.asked_percent).then_some(percent)
     }

@@ -24,14 +24,18 @@ pub(super) struct Prices {
     /// Cycles saved per miss with a huge page, by the guest's mapping: each plan needs them for each window.
     saved_per_miss: [u64; GuestMapping::ALL.len()],
     pub misses: AssumedMisses,
-    pub horizon: Duration,
+    pub horizon_ms: u64,
     pub bloat_price: u64,
     pub hysteresis_percent: u64,
 }
 
-pub(super) fn cycles_over(per_second: u64, time: Duration) -> u64 {
-    let milliseconds = time.as_secs().saturating_mul(1000).saturating_add(u64::from(time.subsec_millis()));
-    per_second.saturating_mul(milliseconds) / 1000
+/// Cycles of this number of milliseconds. A plan asks for each window, and a `Duration` would cost a division each time.
+pub(super) fn cycles_over_ms(per_second: u64, ms: u64) -> u64 {
+    per_second.saturating_mul(ms) / 1000
+}
+
+pub(super) fn milliseconds(time: Duration) -> u64 {
+    time.as_secs().saturating_mul(1000).saturating_add(u64::from(time.subsec_millis()))
 }
 
 impl Prices {
@@ -41,7 +45,7 @@ impl Prices {
             walk: WalkCost::PRIOR,
             saved_per_miss: [0; _],
             misses: AssumedMisses { most: parameters.number("misses_max"), per_s: parameters.number("misses_per_s") },
-            horizon: Duration::from_secs(parameters.number("horizon_s")),
+            horizon_ms: parameters.number("horizon_s") * 1000,
             bloat_price: parameters.number("bloat_price"),
             hysteresis_percent: parameters.number("hysteresis"),
         };
@@ -97,8 +101,8 @@ impl Prices {
     }
 
     /// Share of the cost, in cycles, that comes back within the horizon, in percent.
-    pub fn return_percent(&self, per_second: u64, hot_for: Duration, cost: u64) -> u64 {
-        let gain = cycles_over(per_second, hot_for.min(self.horizon));
+    pub fn return_percent(&self, per_second: u64, hot_for_ms: u64, cost: u64) -> u64 {
+        let gain = cycles_over_ms(per_second, hot_for_ms.min(self.horizon_ms));
         gain.saturating_mul(100) / cost
     }
 }
@@ -117,6 +121,8 @@ pub(super) struct Judge {
     pub move_2m: u64,
     pub asked_percent: u64,
     pub now: Moment,
+    /// The same in nanoseconds from the manager's start.
+    pub now_ns: u64,
 }
 
 impl Judge {
@@ -128,12 +134,12 @@ impl Judge {
 
     /// Benefit of a window, if it is known to pay for its promotion. Counts a hot one that does not pay for its bloat.
     pub fn proof(&self, window: &Memory, vm: &VmSnapshot, row: usize, sparse: &mut u64) -> Option<Proof> {
-        let hot_for = self.now.since(window.hot_since()?);
+        let hot_for_ms = self.hot_for_ms(window)?;
         let Some(per_s) = self.net_per_s(vm, row) else {
             *sparse += 1;
             return None;
         };
-        let return_percent = self.prices.return_percent(per_s, hot_for, self.cost(window, vm, row));
+        let return_percent = self.prices.return_percent(per_s, hot_for_ms, self.cost(window, vm, row));
         (return_percent >= self.asked_percent).then_some(Proof { per_s, return_percent })
     }
 
@@ -152,13 +158,17 @@ impl Judge {
     /// Whether a window pays this cost by the time from its first touch to its newest sample, if that saw one too. A
     /// page that others want must not go to a window that was hot seconds ago.
     fn is_seen_to_pay(&self, (window, vm, row): (&Memory, &VmSnapshot, usize), per_s: u64, cost: u64) -> bool {
-        let age = Duration::from_secs(vm.access_quality[row].age_s.into());
-        let hot_since = window.hot_since().filter(|_| vm.access[row].was_touched() == Some(true));
-        hot_since.is_some_and(|since| {
-            let hot_for = self.now.since(since).saturating_sub(age);
-            let gain = cycles_over(per_s, hot_for.min(self.prices.horizon));
+        let age_ms = u64::from(vm.access_quality[row].age_s) * 1000;
+        let hot_for_ms = self.hot_for_ms(window).filter(|_| vm.access[row].was_touched() == Some(true));
+        hot_for_ms.is_some_and(|hot_for_ms| {
+            let gain = cycles_over_ms(per_s, hot_for_ms.saturating_sub(age_ms).min(self.prices.horizon_ms));
             gain.saturating_mul(100) >= cost.saturating_mul(self.asked_percent)
         })
+    }
+
+    /// Time in milliseconds for which every sample of the window has seen a touch; `None` where it is not hot.
+    pub fn hot_for_ms(&self, window: &Memory) -> Option<u64> {
+        Some(self.now_ns.saturating_sub(window.hot_since_ns()?) / 1_000_000)
     }
 
     fn cost(&self, window: &Memory, vm: &VmSnapshot, row: usize) -> u64 {

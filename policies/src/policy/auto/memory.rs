@@ -30,10 +30,9 @@ pub(super) enum GivenUp {
 }
 
 /// Whether samples see a window touched.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heat {
     /// Now and then, or there are no samples.
-    #[default]
     Between,
     /// Every sample sees a touch.
     Hot,
@@ -41,11 +40,35 @@ enum Heat {
     Cold,
 }
 
-/// State that the policy keeps for a window. A plan passes several times over that of all windows, so it is kept small.
+/// Heat, and the start of the period in which it has been as it is, in nanoseconds from the manager's start: in one
+/// number, of which the lowest two bits are the heat. The others suffice for 146 years.
+#[derive(Clone, Copy, Debug, Default)]
+struct HeatSince(u64);
+
+impl HeatSince {
+    const fn new(heat: Heat, since_ns: u64) -> HeatSince {
+        let most = u64::MAX >> 2;
+        HeatSince((if since_ns < most { since_ns } else { most }) << 2 | heat as u64)
+    }
+
+    const fn heat(self) -> Heat {
+        match self.0 & 0b11 {
+            0 => Heat::Between,
+            1 => Heat::Hot,
+            _ => Heat::Cold,
+        }
+    }
+
+    const fn since_ns(self) -> u64 {
+        self.0 >> 2
+    }
+}
+
+/// State that the policy keeps for a window. A plan passes several times over that of all windows and waits mostly for
+/// memory, so it is kept small: two in a cache line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Memory {
-    /// Start of the period in which [`Memory::heat`] has been as it is, in nanoseconds from the manager's start.
-    heat_since_ns: u64,
+    heat: HeatSince,
     /// Cycles that its promotion has cost and not yet earned.
     pub owed: u64,
     /// Number of base pages present when its promotion was planned.
@@ -60,12 +83,11 @@ pub(super) struct Memory {
     pub zeroes_since_s: u32,
     /// Kind of candidate that it was when it was planned.
     pub kind: Kind,
-    heat: Heat,
     /// Number of the plan that last left it small because its NUMA node had no huge page.
     pub waited_in: u32,
 }
 
-const _: () = assert!(size_of::<Memory>() == 40);
+const _: () = assert!(size_of::<Memory>() == 32);
 
 impl Memory {
     /// Number of base pages of a large window that the guest may use.
@@ -82,24 +104,21 @@ impl Memory {
         self.was_given_up() && self.given_up != GivenUp::Vacated
     }
 
-    /// Start of the period in which every sample saw a touch.
-    pub fn hot_since(&self) -> Option<Moment> {
-        self.since(Heat::Hot)
+    /// Start of the period in which every sample saw a touch, in nanoseconds from the manager's start.
+    pub fn hot_since_ns(&self) -> Option<u64> {
+        (self.heat.heat() == Heat::Hot).then_some(self.heat.since_ns())
     }
 
     /// Whole seconds since a full history first had no touch; 0 while it has one.
     pub fn cold_for_s(&self, now: Moment) -> u32 {
-        self.since(Heat::Cold).map_or(0, |since| now_s(now).saturating_sub(now_s(since)))
-    }
-
-    fn since(&self, heat: Heat) -> Option<Moment> {
-        (self.heat == heat).then(|| Moment::after_start(Duration::from_nanos(self.heat_since_ns)))
+        let since = Moment::after_start(Duration::from_nanos(self.heat.since_ns()));
+        if self.heat.heat() == Heat::Cold { now_s(now).saturating_sub(now_s(since)) } else { 0 }
     }
 
     /// Makes a hot window prove anew that it is hot.
     pub fn forget_hot(&mut self) {
-        if self.heat == Heat::Hot {
-            self.heat = Heat::Between;
+        if self.heat.heat() == Heat::Hot {
+            self.heat = HeatSince::new(Heat::Between, self.heat.since_ns());
         }
     }
 
@@ -117,9 +136,8 @@ impl Memory {
         } else {
             Heat::Between
         };
-        if heat != self.heat {
-            let since = u64::try_from(now.since_start().as_nanos()).unwrap_or(u64::MAX);
-            (self.heat, self.heat_since_ns) = (heat, since);
+        if heat != self.heat.heat() {
+            self.heat = HeatSince::new(heat, now_ns(now));
         }
     }
 
@@ -186,7 +204,29 @@ pub(super) fn now_s(now: Moment) -> u32 {
     u32::try_from(now.since_start().as_secs()).unwrap_or(u32::MAX)
 }
 
+/// Nanoseconds from the start.
+pub(super) fn now_ns(now: Moment) -> u64 {
+    u64::try_from(now.since_start().as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Whether a full history has no touch at any sample.
 pub(super) fn is_idle(access: AccessHistory) -> bool {
     access.idle_samples() == AccessHistory::SAMPLES_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heat_and_its_beginning_share_a_number_and_the_latest_beginning_is_in_146_years() {
+        for heat in [Heat::Between, Heat::Hot, Heat::Cold] {
+            for since_ns in [0, 1, 3, u64::MAX >> 2] {
+                let both = HeatSince::new(heat, since_ns);
+                assert_eq!((both.heat(), both.since_ns()), (heat, since_ns));
+            }
+            assert_eq!(HeatSince::new(heat, u64::MAX).since_ns(), u64::MAX >> 2);
+        }
+        assert_eq!(HeatSince::default().heat(), Heat::Between);
+    }
 }

@@ -132,8 +132,8 @@ impl Prices {
 impl Judge {
     /// Return of a move in percent, if it suffices.
     fn return_of_move(&self, window: &Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
-        let hot_for = self.now.since(window.hot_since()?);
-        let percent = self.prices.return_percent(self.prices.remote_per_s(vm, row), hot_for, self.move_2m);
+        let hot_for_ms = self.hot_for_ms(window)?;
+        let percent = self.prices.return_percent(self.prices.remote_per_s(vm, row), hot_for_ms, self.move_2m);
         (percent >= self.asked_percent).then_some(percent)
     }
 }

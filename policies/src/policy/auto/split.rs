@@ -38,12 +38,11 @@
 //! While huge pages have a price too, cold windows go to the market: a vacated window frees a whole huge page.
 
 use core::ops::ControlFlow;
-use core::time::Duration;
 
 use alloc::vec::Vec;
 
 use super::Auto;
-use super::judge::{Judge, Prices};
+use super::judge::{Judge, Prices, milliseconds};
 use super::memory::{GivenUp, Memory, is_idle, used};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
@@ -124,11 +123,11 @@ impl Splits {
         let zero = vm.zero[row].filter(|zero| *zero > 0 && self.may_split(vm))?;
         if is_idle(vm.access[row]) {
             let offer = Offer { gain_per_s: judge.prices.bloat_per_s(zero), cost: judge.release };
-            return judge.return_of_giving_up(vm, row, offer, judge.prices.horizon);
+            return judge.return_of_giving_up(vm, row, offer, judge.prices.horizon_ms);
         }
         let stayed = zero.min(window.zeroes);
         let offer = Offer { gain_per_s: judge.prices.bloat_per_s(stayed), cost: judge.release + judge.copy };
-        judge.return_of_giving_up(vm, row, offer, window.zeroes_stayed(judge.now))
+        judge.return_of_giving_up(vm, row, offer, milliseconds(window.zeroes_stayed(judge.now)))
     }
 
     /// Whether demoting the cold window pays.
@@ -136,7 +135,7 @@ impl Splits {
         let is_cold = is_idle(vm.access[row]) && vm.access_quality[row].is_of_this_window();
         let gain_per_s = judge.prices.bloat_per_s(used(vm, row)) / RECLAIM_PRICE_PART;
         let offer = Offer { gain_per_s, cost: judge.split + judge.copy };
-        is_cold && self.may_demote(vm) && judge.return_of_giving_up(vm, row, offer, judge.prices.horizon).is_some()
+        is_cold && self.may_demote(vm) && judge.return_of_giving_up(vm, row, offer, judge.prices.horizon_ms).is_some()
     }
 }
 
@@ -166,12 +165,12 @@ struct Offer {
 impl Judge {
     /// Return of the cost in percent within this time, at most the horizon, if it suffices. Caution about promotions is
     /// none about their end.
-    fn return_of_giving_up(&self, vm: &VmSnapshot, row: usize, offer: Offer, time: Duration) -> Option<u64> {
+    fn return_of_giving_up(&self, vm: &VmSnapshot, row: usize, offer: Offer, time_ms: u64) -> Option<u64> {
         if vm.access[row].samples() < SAMPLES_LEAST {
             return None;
         }
         let net = offer.gain_per_s.checked_sub(self.prices.at_risk_per_s(vm, row))?;
-        let percent = self.prices.return_percent(net, time, offer.cost);
+        let percent = self.prices.return_percent(net, time_ms, offer.cost);
         (percent >= self.prices.hysteresis_percent).then_some(percent)
     }
 }
