@@ -43,7 +43,7 @@ use crate::interrupts::Interrupts;
 use crate::migration::Incoming;
 use crate::outcome::{Ended, Judged, judge};
 use crate::output_file::OutputFile;
-use crate::past_saves::PastSaves;
+use crate::past_saves::{ArrivalDowntime, PastSaves};
 use crate::policy_switch::PolicySwitch;
 use crate::recording::QueuedFile;
 use crate::registered::Registered;
@@ -302,7 +302,11 @@ impl<'a> Prepared<'a> {
         let manager = begun.inspect_err(|_| self.session.attach(None, None))?;
         self.session.attach(Some(kvm), Some(manager));
         let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), self.walk.cost));
-        let past = PastSaves::new(self.incoming.as_ref());
+        let arrival = self.incoming.as_ref().map(|incoming| {
+            let incoming = Arc::downgrade(incoming);
+            Arc::new(move || incoming.upgrade()?.downtime_ms()) as ArrivalDowntime
+        });
+        let past = PastSaves::new(arrival);
         let saving = self.serve_socket(&guest, &policy, &watched, &past)?;
         let registration = self.register(&policy, past);
         let (guarantee, short) = (spec.guarantee, self.short_of_guarantee.take());

@@ -1,24 +1,25 @@
 //! Count of the snapshots and migrations of a run, for its control socket and for wideleafd.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use wideleaf_control::vm::{PastSavesView, SavedView};
 
-use crate::migration::Incoming;
+/// Time for which no guest ran when the VM came here, in milliseconds, once that is known.
+pub type ArrivalDowntime = Arc<dyn Fn() -> Option<f64> + Send + Sync>;
 
 /// Snapshots and migrations of a run that are over.
 #[derive(Clone, Default)]
 pub struct PastSaves {
     counted: Arc<Mutex<Option<PastSavesView>>>,
-    /// Migration by which the VM came, if it did.
-    arrival: Weak<Incoming>,
+    /// Of a VM that came from another run.
+    arrival: Option<ArrivalDowntime>,
 }
 
 impl PastSaves {
-    /// None so far, of a VM that came by this migration, if it came by one.
-    pub fn new(arrival: Option<&Arc<Incoming>>) -> PastSaves {
-        PastSaves { arrival: arrival.map_or(Weak::new(), Arc::downgrade), ..PastSaves::default() }
+    /// Nothing is over yet. `arrival` is asked at each look, and must not wait.
+    pub fn new(arrival: Option<ArrivalDowntime>) -> PastSaves {
+        PastSaves { arrival, ..PastSaves::default() }
     }
 
     /// A snapshot is written.
@@ -44,10 +45,10 @@ impl PastSaves {
         add(self.counted.lock().get_or_insert_default());
     }
 
-    /// All of them; `None` if there is none.
+    /// All of them; `None` before the first.
     pub fn view(&self) -> Option<PastSavesView> {
         let counted = self.counted.lock().clone();
-        match self.arrival.upgrade().and_then(|arrival| arrival.downtime_ms()) {
+        match self.arrival.as_ref().and_then(|downtime_ms| downtime_ms()) {
             None => counted,
             came => Some(PastSavesView { arrival_downtime_ms: came, ..counted.unwrap_or_default() }),
         }
@@ -77,5 +78,12 @@ mod tests {
         let view = past.view().expect("they are counted");
         assert_eq!((view.snapshots, view.snapshots_failed, view.migrations_failed), (1, 1, 1));
         assert_eq!((view.last_pause_ms, view.arrival_downtime_ms), (Some(2.5), None));
+    }
+
+    #[test]
+    fn a_vm_that_came_from_another_run_says_how_long_no_guest_ran_once_the_source_has_said_it() {
+        let view = |downtime_ms: Option<f64>| PastSaves::new(Some(Arc::new(move || downtime_ms))).view();
+        assert_eq!(view(None), None);
+        assert_eq!(view(Some(40.0)).and_then(|view| view.arrival_downtime_ms), Some(40.0));
     }
 }

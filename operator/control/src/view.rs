@@ -404,7 +404,7 @@ pub struct WorkView {
     /// `unseen`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub recoveries: BTreeMap<String, RecoveriesView>,
-    /// Snapshots and migrations of a registered run that are over; left out if there is none.
+    /// Snapshots and migrations of a registered run that are over; left out before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saves: Option<PastSavesView>,
 }

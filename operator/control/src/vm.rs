@@ -220,7 +220,7 @@ pub struct PastSavesView {
     /// Number of migrations, and of attempts to recover one, that failed, were refused or cancelled, or left the VM in
     /// doubt; one that succeeds ends the VM.
     pub migrations_failed: u64,
-    /// Length of the pause of the latest snapshot that was written, in milliseconds; left out if there is none.
+    /// Length of the pause of the latest snapshot that was written, in milliseconds; left out before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_pause_ms: Option<f64>,
     /// What KVM did for the guest before that pause; left out where KVM does not count it.
@@ -414,7 +414,7 @@ pub struct VmStatus {
     /// Progress of the restore by which it continues a snapshot; left out once all of its RAM has come, and otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restoring: Option<RestoringView>,
-    /// Snapshots and migrations that are over; left out if there is none.
+    /// Snapshots and migrations that are over; left out before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub past_saves: Option<PastSavesView>,
     /// Why it is paused after a migration: whether it runs at the target is unknown. Left out otherwise.
