@@ -5,7 +5,7 @@
 //!   failing_*   before the real one: some calls fail, at random                   long tests on the real kernel
 //! ```
 //!
-//! [`page_copies`] is none of these: it restores RAM as others do, for comparisons. [`two_nodes`] has the files of a
+//! [`page_copies`] is not one of these: it restores RAM as others do, for comparisons. [`two_nodes`] has the files of a
 //! host with two NUMA nodes.
 
 pub mod failing_host;

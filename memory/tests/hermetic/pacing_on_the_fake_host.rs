@@ -80,7 +80,7 @@ fn out_of_reach(part: PerTenThousand, policy: Box<dyn Policy>, are_huge: bool) -
     let done = ManagerLoop::new(host, vec![vm], Box::new(policy), config).tick();
     assert_eq!(done, u64::from(WINDOWS));
     let seen = seen.lock().clone();
-    assert!(seen.iter().map(|(from, to)| *to - *from).sum::<Duration>() > INTERVAL * 9 / 10, "they take most of 100 ms");
+    assert!(seen.iter().map(|(from, to)| *to - *from).sum::<Duration>() > INTERVAL * 9 / 10, "most of 100 ms");
     seen
 }
 

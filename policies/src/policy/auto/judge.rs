@@ -29,7 +29,7 @@ pub(super) struct Prices {
     pub hysteresis_percent: u64,
 }
 
-/// Cycles of this number of milliseconds. A plan asks for each window, and a `Duration` would cost a division each time.
+/// Cycles of this number of milliseconds. A plan asks for each window, and a `Duration` would cost a division each.
 pub(super) fn cycles_over_ms(per_second: u64, ms: u64) -> u64 {
     per_second.saturating_mul(ms) / 1000
 }
