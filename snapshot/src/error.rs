@@ -4,7 +4,8 @@ use std::io;
 
 use wideleaf_policies::WindowIndex;
 
-use crate::index::{SnapshotId, VERSION};
+use crate::VERSION;
+use crate::id::SnapshotId;
 
 /// Why a snapshot cannot be opened.
 #[derive(Debug, thiserror::Error)]

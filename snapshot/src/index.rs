@@ -10,7 +10,6 @@
 //! A reader needs header and table before the guest starts: 148 bytes a window, 1.2 MiB for a guest of 16 GiB. The
 //! checksums of pages are read with the pages.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -19,11 +18,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSet, PageSize, WindowIndex};
 
 use crate::error::Problem;
+use crate::id::SnapshotId;
 use crate::layout::{Layout, RANGES_MAX};
-use crate::{MACHINE_FILE, WINDOWS_FILE};
+use crate::{MACHINE_FILE, VERSION, WINDOWS_FILE};
 
-/// Version of the format that this crate writes and reads.
-pub const VERSION: u32 = 1;
 /// Maximum length of `machine.json`, in bytes: 16 MiB. State of a vCPU is some ten kilobytes of text.
 pub const MACHINE_BYTES_MAX: u64 = 16 << 20;
 /// Maximum number of bases below a snapshot: reading a page looks into at most 16 files.
@@ -44,35 +42,6 @@ const PATH_BYTES_MAX: u32 = 4096;
 
 const FLAG_HUGE: u16 = 1 << 0;
 const FLAG_GIANT: u16 = 1 << 1;
-
-/// A number that names one snapshot: 128 random bits. A snapshot saved on a base names the base by it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SnapshotId(pub(crate) [u8; 16]);
-
-impl SnapshotId {
-    /// A new id from the kernel's random numbers (getrandom(2)).
-    ///
-    /// # Errors
-    /// If the kernel has none.
-    pub fn random() -> io::Result<SnapshotId> {
-        let mut bytes = [0; 16];
-        crate::random(&mut bytes)?;
-        Ok(SnapshotId(bytes))
-    }
-}
-
-impl fmt::Display for SnapshotId {
-    /// 32 hexadecimal digits.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for SnapshotId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// The snapshot below one that was saved on a base.
 #[derive(Clone, Debug, PartialEq, Eq)]

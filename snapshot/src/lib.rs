@@ -26,6 +26,7 @@
 pub mod error;
 mod files;
 pub mod folder;
+mod id;
 mod index;
 mod layout;
 pub mod opened;
@@ -34,11 +35,14 @@ pub mod writer;
 
 pub use error::{OpenError, Problem, ReadError, SaveError};
 pub use folder::{Caching, Files, Finished, Layer, NewFiles, Writing};
-pub use index::{DEPTH_MAX, MACHINE_BYTES_MAX, SnapshotId, VERSION};
+pub use id::SnapshotId;
+pub use index::{DEPTH_MAX, MACHINE_BYTES_MAX};
 pub use opened::{Opened, SavedWindow};
 pub use pages::is_zero;
 pub use writer::{Base, WindowNotes, WindowsWriter, Written};
 
+/// Version of the format that this crate writes and reads.
+pub const VERSION: u32 = 1;
 /// Name of the file with machine state and configuration.
 pub const MACHINE_FILE: &str = "machine.json";
 /// Name of the index of windows.

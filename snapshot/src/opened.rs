@@ -9,7 +9,8 @@ use wideleaf_policies::{Bytes, GpaRange, PageSet, PageSize, WindowIndex};
 
 use crate::error::{OpenError, Problem, ReadError, WindowProblem};
 use crate::files::{At, Caching, Files, Layer, check_regular, shown};
-use crate::index::{self, Index, MACHINE_BYTES_MAX, Record, SUM_BYTES, SnapshotId};
+use crate::id::SnapshotId;
+use crate::index::{self, Index, MACHINE_BYTES_MAX, Record, SUM_BYTES};
 use crate::pages::{PAGE_BYTES, WINDOW_BYTES, bytes_of, checksum, offset_of, place_of};
 use crate::{MACHINE_FILE, MEMORY_FILE, WINDOWS_FILE};
 

@@ -23,7 +23,8 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, GpaRange, PageSet, PageSize, WindowIndex};
 
-use crate::index::{self, BaseLink, DEPTH_MAX, Header, Record, SnapshotId, sum_of_sums};
+use crate::id::SnapshotId;
+use crate::index::{self, BaseLink, DEPTH_MAX, Header, Record, sum_of_sums};
 use crate::layout::Layout;
 use crate::opened::Opened;
 use crate::pages::{PAGE_BYTES, WINDOW_BYTES, bytes_of, checksum, is_zero, offset_of, place_of};

@@ -18,8 +18,9 @@ use regex::Regex;
 use super::root;
 
 /// Crates without circles, by folder.
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 12] = [
     "memory",
+    "snapshot",
     "measure",
     "testing",
     "run",
