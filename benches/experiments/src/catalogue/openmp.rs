@@ -4,7 +4,7 @@
 
 use crate::catalogue::Catalogued;
 use crate::catalogue::in_guests::{self, Published};
-use crate::catalogue::programs::{InGuest, Pages, program};
+use crate::catalogue::programs::{InGuest, Pages, cpus_text, program};
 use crate::catalogue::versus_published::{
     self, Pair, Theirs, cell, mean, millions, otherwise, saved, sentence, times, told, value, values,
 };
@@ -173,9 +173,8 @@ fn case(row: &Row, threads: u32, host: &HostFacts) -> Case {
     let guests = in_guests::cells(program, MECHANISM, threads, host);
     let is_run = matches!(run[0], Cell::Job(_));
     let case = program.case(run.into_iter().chain(simulated).chain(guests).collect());
-    let cpus = host.cpus;
     let name = match name_of(row, threads) {
-        name if threads > cpus && is_run => format!("{name}{SHARED}{cpus} CPU{}", if cpus == 1 { "" } else { "s" }),
+        name if threads > host.cpus && is_run => format!("{name}{SHARED}{}", cpus_text(host)),
         name => name,
     };
     Case { name, ..case }

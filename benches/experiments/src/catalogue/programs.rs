@@ -172,13 +172,10 @@ impl Program {
     /// A run on `threads`; absent if the host has too little memory. With `--long` threads may share CPUs, otherwise it
     /// is absent on a host with too few of them.
     pub(super) fn native_on(&self, pages: Pages, threads: u32, host: &HostFacts) -> Cell {
-        let cpus = host.cpus;
-        if threads > cpus && !host.wants_long_runs {
-            let what = if cpus == 1 { "CPU" } else { "CPUs" };
-            return Cell::Absent(format!("only with --long: {threads} threads share {cpus} {what}"));
+        if threads > host.cpus && !host.wants_long_runs {
+            return Cell::Absent(format!("only with --long: {threads} threads share {}", cpus_text(host)));
         }
-        let at_once = threads.min(cpus);
-        if let Some(why) = self.why_not(pages == Pages::Hugetlb, at_once, host) {
+        if let Some(why) = self.why_not(pages == Pages::Hugetlb, host) {
             return Cell::Absent(why);
         }
         let threads_text = threads.to_string();
@@ -189,7 +186,7 @@ impl Program {
             Pages::Hugetlb => &["--backing", "hugetlb", "--host-page", "2m"],
         });
         arguments.extend_from_slice(&["--policy", "never", "--no-daemon"]);
-        let job = Job::run(&arguments, self.seconds / f64::from(at_once));
+        let job = Job::run(&arguments, self.seconds / f64::from(threads.min(host.cpus)));
         Cell::of(if pages == Pages::Hugetlb { self.with_pool(job) } else { job })
     }
 
@@ -198,7 +195,10 @@ impl Program {
         if self.seconds > GUEST_SECONDS_MAX && !host.wants_long_runs {
             return self.only_with_long();
         }
-        let why_not = host.why_no_kvm.clone().or_else(|| self.why_not(way == InGuest::Hugetlb, threads, host));
+        let why_no_cpus =
+            || (threads > host.cpus).then(|| format!("{threads} threads: this host has {}", cpus_text(host)));
+        let why_not = || self.why_not(way == InGuest::Hugetlb, host);
+        let why_not = host.why_no_kvm.clone().or_else(why_no_cpus).or_else(why_not);
         if let Some(why) = why_not {
             return Cell::Absent(why);
         }
@@ -214,11 +214,8 @@ impl Program {
         job.with_pool((self.mib.max(RAM_MIN_MIB) + BESIDE_MIB).div_ceil(2))
     }
 
-    fn why_not(&self, needs_pool: bool, threads: u32, host: &HostFacts) -> Option<String> {
-        let (needed, available, cpus) = (self.mib + BESIDE_MIB, host.memory_available_mib, host.cpus);
-        if threads > cpus {
-            return Some(format!("{threads} threads: this host has {cpus} CPU{}", if cpus == 1 { "" } else { "s" }));
-        }
+    fn why_not(&self, needs_pool: bool, host: &HostFacts) -> Option<String> {
+        let (needed, available) = (self.mib + BESIDE_MIB, host.memory_available_mib);
         if needed > available {
             return Some(format!("needs {needed} MiB: this host has {available} MiB available"));
         }
@@ -247,6 +244,11 @@ impl Program {
         let working_set_mib = if cells.iter().any(is_run) { self.mib + BESIDE_MIB } else { SIMULATED_MIB };
         Case { name: self.name.into(), unit: self.unit.into(), working_set_mib, cells }
     }
+}
+
+/// Number of the host's CPUs, in words.
+pub(super) fn cpus_text(host: &HostFacts) -> String {
+    format!("{} CPU{}", host.cpus, if host.cpus == 1 { "" } else { "s" })
 }
 
 /// Warmed memory of a case with simulations only. Their time does not matter, but the warming needs
