@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vm_memory::{Bytes as _, GuestAddress};
-use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevelError, TableLevels};
+use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevelError, Slot, TableLevels};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{gib, mib};
@@ -390,6 +390,11 @@ const TOUCH_START: u32 = 64 << 20;
 const TOUCH_END: u32 = 128 << 20;
 const WINDOWS: u64 = 32;
 
+/// The memslot that the guest touches.
+fn touched_slot(second_level: &dyn SecondLevel) -> Slot {
+    second_level.slots().into_iter().find(|slot| slot.range.start().get() == u64::from(TOUCH_START)).unwrap()
+}
+
 #[test]
 fn dirty_logging_holds_a_slot_at_4k_until_it_is_switched_off() {
     if !has_kvm() {
@@ -398,8 +403,7 @@ fn dirty_logging_holds_a_slot_at_4k_until_it_is_switched_off() {
     let (machine, _) = start(options(&touch(TOUCH_START, TOUCH_END)));
     let second_level = machine.second_level();
     let stats = || second_level.mapping_stats().unwrap();
-    let slot =
-        second_level.slots().into_iter().find(|slot| slot.range.start().get() == u64::from(TOUCH_START)).unwrap();
+    let slot = touched_slot(second_level.as_ref());
     assert_eq!(slot.range.bytes(), mib(64));
 
     until("a pass", || counter(&machine), |count| *count > 0);
@@ -432,8 +436,7 @@ fn a_log_that_begins_set_keeps_large_mappings_until_their_window_is_cleared_and_
     let (machine, _) = start(options(&touch(TOUCH_START, TOUCH_END)));
     let second_level = machine.second_level();
     let stats = || second_level.mapping_stats().unwrap();
-    let slot =
-        second_level.slots().into_iter().find(|slot| slot.range.start().get() == u64::from(TOUCH_START)).unwrap();
+    let slot = touched_slot(second_level.as_ref());
     let large = until("large mappings", stats, |stats| stats.pages_2m >= WINDOWS);
     if !second_level.start_dirty_log_set(slot.id).unwrap() {
         return println!("skipped: this KVM has no KVM_DIRTY_LOG_INITIALLY_SET (Linux 5.7)");
