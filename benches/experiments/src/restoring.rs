@@ -40,6 +40,8 @@ pub enum Way {
     Moved,
     /// The same in the order of first touches, which an earlier restore has recorded.
     MovedInOrder,
+    /// As `Moved`, read past the page cache.
+    MovedDirect,
     /// `--restore-pages 4k`.
     CopiedByPage,
     /// `--restore-pages mapped`.
@@ -66,6 +68,7 @@ impl Way {
             Way::NeverSaved | Way::Qemu => None,
             Way::Moved => Some(&["--prefetch", "off"]),
             Way::MovedInOrder => Some(&["--prefetch", "use"]),
+            Way::MovedDirect => Some(&["--prefetch", "off", "--restore-direct"]),
             Way::CopiedByPage => Some(&["--prefetch", "off", "--restore-pages", "4k"]),
             Way::Mapped => Some(&["--prefetch", "off", "--restore-pages", "mapped", "--policy", "never"]),
         }
