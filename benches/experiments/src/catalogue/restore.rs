@@ -78,13 +78,17 @@ const WORKLOADS: [Workload; 8] = [
     phases("phases 8 GiB", 8, "hot=2G range=2G sparse=512M cold=1G constant=512M phases=1 phase_ms=3600000"),
 ];
 
+/// Time for a guest to fill half of its RAM on base pages, in milliseconds for each GiB of RAM: some Xeons take more than
+/// 4 s under shadow paging.
+const FILLED_AFTER_MS: u64 = 7_000;
+
 const fn gups(name: &'static str, gib: u64, cmdline: &'static str) -> Workload {
-    let saved_after_ms = 3_000 + 1_000 * gib;
+    let saved_after_ms = FILLED_AFTER_MS * gib + 2_000;
     Workload { name, gib, kernel: "gups", cmdline, phase: "update", hot: &["table"], saved_after_ms }
 }
 
 const fn phases(name: &'static str, gib: u64, cmdline: &'static str) -> Workload {
-    let saved_after_ms = 3_000 + 1_000 * gib;
+    let saved_after_ms = FILLED_AFTER_MS * gib + 2_000;
     let hot = &["hot_range", "constant"];
     Workload { name, gib, kernel: "phases", cmdline, phase: "hot0", hot, saved_after_ms }
 }
@@ -268,13 +272,14 @@ mod tests {
     #[test]
     fn warm_and_cold_cases_have_the_same_guest_so_that_they_use_one_snapshot() {
         let experiment = Restore.define(&host());
-        for arm in 0..ARMS.len() {
+        let arms = (0..ARMS.len()).filter(|arm| ARMS[*arm].1 != DIRECT); // it has cold cases alone
+        for arm in arms {
             for case in [0, 2, 4] {
                 let (warm, cold) = (work(&experiment, case, arm), work(&experiment, case + 1, arm));
                 assert_eq!(cold, RestoredGuest { cache: Cache::Cold, ..warm });
             }
         }
-        let guests = [1, 2, 3, 4].map(|arm| work(&experiment, 0, arm).guest);
+        let guests = [1, 2, 3, 4, 5].map(|arm| work(&experiment, 1, arm).guest);
         assert!(guests.iter().all(|guest| *guest == guests[0]), "all ways of ours restore the same snapshot");
     }
 
@@ -287,7 +292,7 @@ mod tests {
         let small = HostFacts { memory_available_mib: 4 << 10, wants_long_runs: true, ..host() };
         assert_eq!(absent(&small, 0, 1), "");
         assert_eq!(absent(&small, 6, 1), "needs 10240 MiB of available memory");
-        assert!(absent(&HostFacts { has_qemu: false, ..host() }, 0, 5).contains("is not installed"));
+        assert!(absent(&HostFacts { has_qemu: false, ..host() }, 0, 6).contains("is not installed"));
         assert_eq!(schedule::turns(&Restore.define(&HostFacts { is_root: false, ..host() })), []);
     }
 }

@@ -243,7 +243,7 @@ mod tests {
     fn a_guest_that_never_comes_to_full_speed_misses_its_limit() {
         let results = made_up(|_, arm| (arm != MOVED).then_some(1.0));
         let bars = bars(&results, "CG B, 1 GiB, warm");
-        assert!(!bars[0].is_met && bars[0].what.contains("T99 as a ratio"), "{:?}", bars[0]);
+        assert!(!bars[0].is_met && bars[0].what.contains("T99 of `moved` as a ratio"), "{:?}", bars[0]);
         let values: Vec<String> = bars[1..3].iter().map(|bar| bar.value.to_string()).collect();
         assert_eq!(values, ["0.2"; 2], "1 s as a ratio to a lower bound of 6 s");
         let lead = lead(&results);
