@@ -19,11 +19,11 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use crate::arena::{Layout, Place, Typed};
 use crate::copy;
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::mesh::{self, BLOCKS_MAX, Blocks, CELLS_MAX, ROW_MAX, Shape, VARIABLES_MAX, report_rate};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, sum};
-use crate::registry::{Figure, Kernel, MemoryNeed};
-use crate::report::{self, COMPUTE, INIT, VERIFY};
+use crate::report::{self, COMPUTE, Figure, INIT, VERIFY};
 use crate::test_pattern::word;
 use crate::{Arena, KernelError, Platform};
 

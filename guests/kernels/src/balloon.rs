@@ -10,16 +10,16 @@
 //! 1.2, 5.5). The contents of a page that comes back are unspecified. The kernel checks word by word what it writes
 //! there afterwards, and all memory that it never gave.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name};
 
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
-use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::report;
-use crate::test_pattern::{FIRST_GENERATION, Findings, PAGE_WORDS, Written, word};
+use crate::report::{self, Figure};
+use crate::test_pattern::{Checked, FIRST_GENERATION, Findings, PAGE_WORDS, Written, word};
 use crate::virtio::{Buffer, Device, Fault, Kind, Queue, device_error, queue_words};
-use crate::{Arena, Platform};
+use crate::{Arena, KernelError, Platform};
 
 /// The balloon in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
@@ -102,18 +102,37 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     write(words, FIRST_GENERATION, |_| true);
     let given = report::phase(platform, report::COMPUTE, || {
         for generation in FIRST_GENERATION..FIRST_GENERATION + plan.passes {
-            balloon.give(arena.address(), &plan)?;
-            checked += check(words, FIRST_GENERATION, is_kept, &findings);
-            balloon.take_back(arena.address(), &plan)?;
-            write(words, generation, |window| !is_kept(window));
-            checked += check(words, generation, |window| !is_kept(window), &findings);
-            checked += check(words, FIRST_GENERATION, is_kept, &findings);
+            checked += balloon.pass(words, arena.address(), &plan, generation, &findings)?;
         }
         Ok(plan.passes * (plan.windows / 2) * PAGES_PER_WINDOW)
     });
     FIGURE.emit(platform, given.0.map_err(device_error)? as f64);
     let written = Written { words: words.len() as u64, newest_generation: FIRST_GENERATION + plan.passes - 1 };
     findings.report(platform, arena.address(), written, checked)
+}
+
+/// Gives every other window of these words to the host and takes it back until `is_over`, at least once. The last
+/// window is for the queues. Returns the number of pages that were given.
+///
+/// # Errors
+/// [`Fault`] of the balloon.
+pub(crate) fn give_until(
+    platform: &dyn Platform,
+    words: &[AtomicU64],
+    address: u64,
+    is_over: &AtomicBool,
+) -> Result<(u64, Checked), Fault> {
+    let plan = Plan { windows: (words.len() / WINDOW_WORDS - 1) as u64, passes: PASSES_MAX };
+    let (words, rest) = words.split_at(plan.windows as usize * WINDOW_WORDS);
+    let mut balloon = Balloon::start(platform, rest, address + plan.windows * WINDOW_BYTES)?;
+    write(words, FIRST_GENERATION, |_| true);
+    let (findings, mut checked, mut passes) = (Findings::default(), 0, 0);
+    while passes == 0 || passes < plan.passes && findings.errors() == 0 && !is_over.load(Ordering::Acquire) {
+        checked += balloon.pass(words, address, &plan, FIRST_GENERATION + passes, &findings)?;
+        passes += 1;
+    }
+    let written = Written { words: words.len() as u64, newest_generation: FIRST_GENERATION + passes - 1 };
+    Ok((passes * (plan.windows / 2) * PAGES_PER_WINDOW, Checked { address, written, checked, findings }))
 }
 
 /// Whether a window is kept, by its number.
@@ -158,6 +177,23 @@ impl<'m> Balloon<'m> {
         let deflate = device.queue(1, ENTRIES, of_deflate, second)?;
         device.start()?;
         Ok(Self { device, inflate, deflate, numbers, numbers_address: second + 8 * QUEUE_WORDS as u64 })
+    }
+
+    /// Gives windows and takes them back, and writes them anew. Returns the number of words that it checked.
+    fn pass(
+        &mut self,
+        words: &[AtomicU64],
+        address: u64,
+        plan: &Plan,
+        generation: u64,
+        findings: &Findings,
+    ) -> Result<u64, Fault> {
+        self.give(address, plan)?;
+        let mut checked = check(words, FIRST_GENERATION, is_kept, findings);
+        self.take_back(address, plan)?;
+        write(words, generation, |window| !is_kept(window));
+        checked += check(words, generation, |window| !is_kept(window), findings);
+        Ok(checked + check(words, FIRST_GENERATION, is_kept, findings))
     }
 
     fn give(&mut self, address: u64, plan: &Plan) -> Result<(), Fault> {

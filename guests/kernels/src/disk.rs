@@ -15,16 +15,16 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::report;
+use crate::report::{self, Figure};
 use crate::rounds::{Until, part};
 use crate::team::Slot;
-use crate::test_pattern::{FIRST_GENERATION, Findings, LAST_GENERATION, Written, word};
+use crate::test_pattern::{Checked, FIRST_GENERATION, Findings, LAST_GENERATION, Written, word};
 use crate::virtio::{Fault, device_error};
 use crate::virtio_disk::{Disk, Kind, QUEUE_WORDS, Request, SECTOR_BYTES};
-use crate::{Arena, Platform};
+use crate::{Arena, KernelError, Platform};
 
 /// Disk in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
@@ -69,7 +69,11 @@ const PARAMETERS: &[Parameter] = &[
     },
 ];
 
+const TOO_SMALL: Fault = "the disk is smaller than bytes=";
+
 const RANDOM_BYTES: u64 = 4096;
+/// Bytes of a sequential request.
+const BLOCK_DEFAULT: u64 = 64 << 10;
 const BYTES_MAX: u64 = 1 << 40;
 const BLOCK_MAX: u64 = 16 << 20;
 const PASSES_MAX: u64 = LAST_GENERATION - FIRST_GENERATION;
@@ -85,7 +89,7 @@ struct Plan {
 impl Plan {
     fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
         let block =
-            parameters.size("block", RANDOM_BYTES, BLOCK_MAX)?.unwrap_or(64 << 10) / RANDOM_BYTES * RANDOM_BYTES;
+            parameters.size("block", RANDOM_BYTES, BLOCK_MAX)?.unwrap_or(BLOCK_DEFAULT) / RANDOM_BYTES * RANDOM_BYTES;
         let bytes = parameters.size("bytes", block, BYTES_MAX)?.unwrap_or(block.max(16 << 20)) / block * block;
         let requests = parameters.count("requests", 0, 1 << 32)?.unwrap_or(2000);
         Ok(Self { bytes, block, until: Until::read(parameters, "passes", PASSES_MAX, 3)?, requests })
@@ -113,7 +117,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     let others = &rest[..if platform.vcpus() > 1 { data.len() } else { 0 }];
     let disk = Disk::start(platform, queue, arena.address()).map_err(device_error)?;
     if disk.sectors() < plan.bytes / SECTOR_BYTES {
-        return Err(device_error("the disk is smaller than bytes="));
+        return Err(device_error(TOO_SMALL));
     }
     platform.emit(&Message::Region { name: Name::literal("disk"), address: arena.address(), bytes: needed });
 
@@ -146,6 +150,40 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     let words = data.len() as u64;
     let written = Written { words, newest_generation: FIRST_GENERATION + done.passes - 1 };
     memory.findings.report(platform, memory.address, written, words * done.passes + checked.into_inner())
+}
+
+/// Number of words that [`write_and_check`] needs for this many bytes of the disk, whole blocks of 64 KiB.
+pub(crate) const fn words_for(bytes: u64) -> usize {
+    QUEUE_WORDS + bytes as usize / 8
+}
+
+/// Writes the first bytes of the disk and reads them back, pass after pass.
+///
+/// # Errors
+/// [`Fault`] of the disk.
+pub(crate) fn write_and_check(
+    platform: &dyn Platform,
+    words: &[AtomicU64],
+    address: u64,
+    passes: u64,
+) -> Result<Checked, Fault> {
+    let (queue, words) = words.split_at(QUEUE_WORDS);
+    let plan = Plan {
+        bytes: 8 * words.len() as u64 / BLOCK_DEFAULT * BLOCK_DEFAULT,
+        block: BLOCK_DEFAULT,
+        until: Until::Rounds(passes),
+        requests: 0,
+    };
+    let mut disk = Disk::start(platform, queue, address)?;
+    if disk.sectors() < plan.bytes / SECTOR_BYTES {
+        return Err(TOO_SMALL);
+    }
+    let words = &words[..(plan.bytes / 8) as usize];
+    let memory = Memory { words, address: address + QUEUE_BYTES, findings: Findings::default() };
+    let done = write_and_read(platform, &mut disk, &memory, &plan)?;
+    let written = Written { words: words.len() as u64, newest_generation: FIRST_GENERATION + done.passes - 1 };
+    let checked = written.words * done.passes;
+    Ok(Checked { address: memory.address, written, checked, findings: memory.findings })
 }
 
 /// The words that go to the disk and come back.
@@ -227,7 +265,7 @@ fn timed(platform: &dyn Platform, work: impl FnOnce() -> Result<(), Fault>) -> R
     Ok(platform.now().saturating_sub(start))
 }
 
-fn fill(words: &[AtomicU64], generation: u64) {
+pub(crate) fn fill(words: &[AtomicU64], generation: u64) {
     for (index, slot) in (0..).zip(words) {
         slot.store(word(index, generation), Ordering::Relaxed);
     }
@@ -241,7 +279,7 @@ fn check(words: &[AtomicU64], findings: &Findings, generation: u64) {
 
 /// Checks and rewrites words of the first generation until `is_over`, and checks at the end what was written last.
 /// Returns the number of words checked.
-fn check_until(words: &[AtomicU64], findings: &Findings, is_over: &AtomicBool) -> u64 {
+pub(crate) fn check_until(words: &[AtomicU64], findings: &Findings, is_over: &AtomicBool) -> u64 {
     let mut generation = FIRST_GENERATION;
     while generation < LAST_GENERATION && !is_over.load(Ordering::Acquire) {
         for (index, slot) in (0..).zip(words) {

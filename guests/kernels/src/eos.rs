@@ -25,10 +25,10 @@ use core::ops::Range;
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use crate::arena::{Layout, Place, Typed};
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::mesh::{self, Blocks, Shape, report_rate};
 use crate::parameters::{Parameter, Parameters};
-use crate::registry::{Figure, Kernel, MemoryNeed};
-use crate::report::{self, COMPUTE, INIT, VERIFY};
+use crate::report::{self, COMPUTE, Figure, INIT, VERIFY};
 use crate::test_pattern::word;
 use crate::{Arena, KernelError, Platform};
 use gas::{Matter, State};

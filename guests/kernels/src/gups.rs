@@ -29,14 +29,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name, Status, VCPUS_MAX};
 
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::phases::{Density, SET_BYTES_MAX, Set, WINDOW_BYTES, WINDOW_WORDS};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::report;
+use crate::report::{self, Figure};
 use crate::rounds::{Batches, Progress, Tally, Until, part, progress_ms, run_rounds};
 use crate::test_pattern::{FIRST_GENERATION, PAGE_WORDS, word, write_first};
-use crate::{Arena, Platform};
+use crate::{Arena, KernelError, Platform};
 
 /// GUPS in the table of kernels.
 pub const KERNEL: Kernel = Kernel {

@@ -10,10 +10,10 @@ use core::sync::atomic::AtomicU64;
 use wideleaf_protocol::{Message, Name};
 
 use crate::chase::{Level, POINTS_MAX, Spacing, Survey, spots_at};
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Figure, Kernel, MemoryNeed};
-use crate::report::{self, COMPUTE};
+use crate::report::{self, COMPUTE, Figure};
 use crate::rounds::ASSUMED_TSC_HZ;
 use crate::{Arena, KernelError, Platform};
 

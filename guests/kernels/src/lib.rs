@@ -12,7 +12,8 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`registry`] | the table of kernels with their parameters; finds one, runs it, turns its result into an exit code |
+//! | [`registry`] | the table of kernels; finds one, runs it, turns its result into an exit code |
+//! | [`kernel`], [`error`] | description of a kernel, which each kernel gives; why a run failed |
 //! | [`gups`] | HPCC RandomAccess: random updates all over a table, which verifies itself |
 //! | [`pattern`] | fills RAM with predictable words and keeps checking them to find lost, stale and misplaced pages |
 //! | [`phases`] | memory of four kinds at once, one of which moves: shows how policies differ |
@@ -24,6 +25,7 @@
 //! | [`mesh`] | the memory of amr and eos: blocks of cells, the variables of a cell side by side |
 //! | [`latency`], [`chase`] | pointer chases over growing footprints, and the TLB levels they show |
 //! | [`disk`], [`net`], [`vsock`], [`balloon`] | drive a device and check that it loses no byte; need a guest that has it |
+//! | [`devices`] | all of these devices at once, each from a vCPU of its own |
 //! | [`virtio`], [`virtio_disk`] | the drivers' common part, and the disk's |
 //! | [`platform`] | what a kernel needs from its environment: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
@@ -33,7 +35,7 @@
 //! | [`report`] | output of a kernel on typed memory |
 //! | [`vectors`] | loops compiled for narrow and for wide vector registers |
 //! | [`test_pattern`] | predictable words, and the record of wrong ones |
-//! | [`parameters`], [`latency_histogram`], [`text`], [`caches`] | parsing parameters, the histogram, formatting without allocation, the size of the last cache |
+//! | [`parameter`], [`parameters`], [`latency_histogram`], [`text`], [`caches`] | a parameter, parsing parameters, the histogram, formatting without allocation, the size of the last cache |
 //!
 //! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering,
 //! which compiles to the plain moves that are measured. Two vCPUs that update one word at once may lose an update,
@@ -50,9 +52,12 @@ pub mod balloon;
 pub mod caches;
 pub mod chase;
 pub mod copy;
+pub mod devices;
 pub mod disk;
 pub mod eos;
+pub mod error;
 pub mod gups;
+pub mod kernel;
 pub mod latency;
 pub mod latency_histogram;
 pub mod mesh;
@@ -60,6 +65,7 @@ pub mod mesh;
 pub mod native;
 pub mod net;
 pub mod npb;
+pub mod parameter;
 pub mod parameters;
 pub mod parts;
 pub mod pattern;
@@ -81,5 +87,7 @@ pub mod vsock;
 pub mod wavefront;
 
 pub use arena::Arena;
+pub use error::KernelError;
+pub use kernel::Kernel;
 pub use platform::Platform;
-pub use registry::{KERNELS, Kernel, KernelError};
+pub use registry::KERNELS;

@@ -18,7 +18,7 @@ use core::ops::Range;
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{Results, cut, deal, ranges};
 use crate::platform::ticks_to_seconds;
-use crate::registry::Figure;
+use crate::report::Figure;
 use crate::{KernelError, Platform};
 
 /// Number of blocks.

@@ -12,17 +12,17 @@
 //! Other frames are ignored: a link has traffic of its own. Checksums are left out, as UDP over IPv4 allows (RFC
 //! 768).
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name};
 
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::report;
+use crate::report::{self, Figure};
 use crate::test_pattern::{FIRST_GENERATION, Findings, origin, word};
 use crate::virtio::{Buffer, Device, Fault, Kind, Queue, device_error, queue_words};
-use crate::{Arena, Platform};
+use crate::{Arena, KernelError, Platform};
 
 /// Net in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
@@ -77,7 +77,9 @@ const _: () = assert!(FRAME_BYTES_MAX / 8 < INDICES_PER_FRAME, "no frame has a w
 const FEATURES: u32 = 1 << 5;
 const QUEUE_WORDS: usize = queue_words(SLOTS);
 const BUFFERS_WORDS: usize = SLOTS as usize * SLOT_WORDS;
-const NEEDED: u64 = 8 * 2 * (QUEUE_WORDS + BUFFERS_WORDS) as u64;
+/// Words of the queues and buffers of a card.
+pub(crate) const WORDS: usize = 2 * (QUEUE_WORDS + BUFFERS_WORDS);
+const NEEDED: u64 = 8 * WORDS as u64;
 
 const GUEST: [u8; 4] = [10, 77, 0, 2];
 const BROADCAST: [u8; 4] = [255; 4];
@@ -114,7 +116,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
         return Err(KernelError::ArenaTooSmall { needed: NEEDED, bytes: arena.bytes() });
     }
     platform.emit(&Message::Region { name: Name::literal("net"), address: arena.address(), bytes: NEEDED });
-    let mut card = Card::start(platform, arena, &plan).map_err(device_error)?;
+    let mut card = Card::start(platform, arena.words(), arena.address(), &plan).map_err(device_error)?;
     let (sent, _) = report::phase(platform, report::COMPUTE, || card.send(platform, &plan));
     let sent = sent.map_err(device_error)?;
     rate(platform, FIGURE.name, plan.frames, sent);
@@ -126,6 +128,26 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
         report::result(platform, Name::literal("lost"), received.lost as f64, Name::literal("frames"));
     }
     report::verdict(platform, received.findings.errors(), received.checked)
+}
+
+/// Sends frames until `is_over`, with the queues and buffers in these words. Returns their number.
+///
+/// # Errors
+/// [`Fault`] of the card.
+pub(crate) fn send_until(
+    platform: &dyn Platform,
+    words: &[AtomicU64],
+    address: u64,
+    is_over: &AtomicBool,
+) -> Result<u64, Fault> {
+    let plan = Plan { frames: SLOTS, receive: 0, bytes: 1500 };
+    let mut card = Card::start(platform, words, address, &plan)?;
+    let mut sent = 0;
+    while sent == 0 || !is_over.load(Ordering::Acquire) {
+        card.send(platform, &plan)?;
+        sent += plan.frames;
+    }
+    Ok(sent)
 }
 
 /// Reports the frame rate, if the length of a tick is known.
@@ -157,8 +179,8 @@ struct Card<'m> {
 }
 
 impl<'m> Card<'m> {
-    fn start(platform: &'m dyn Platform, arena: &Arena<'m>, plan: &Plan) -> Result<Self, Fault> {
-        let mut rest = Slots { words: arena.words(), address: arena.address() };
+    fn start(platform: &'m dyn Platform, words: &'m [AtomicU64], address: u64, plan: &Plan) -> Result<Self, Fault> {
+        let mut rest = Slots { words, address };
         let device = Device::begin(platform, Kind::Net, FEATURES)?;
         let mut queue = |number| {
             let Slots { words, address } = rest.cut(QUEUE_WORDS);

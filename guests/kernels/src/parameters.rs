@@ -1,22 +1,11 @@
-//! A kernel's parameters: their names and meanings, and reading them from a command line.
+//! Values of a kernel's parameters, read from a command line. A key that the kernel does not know, and a value that is
+//! not of its kind or not in its range, is an error before the kernel touches memory.
 
 use wideleaf_protocol::CommandLine;
 use wideleaf_protocol::arguments::{parse_count, parse_size};
 
 use crate::KernelError;
-
-/// One parameter of a kernel, as the help prints it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameter {
-    /// Key on the command line.
-    pub name: &'static str,
-    /// Default, in words or as a value.
-    pub default: &'static str,
-    /// Unit of the value.
-    pub unit: &'static str,
-    /// Effect of the parameter, one sentence.
-    pub meaning: &'static str,
-}
+pub use crate::parameter::Parameter;
 
 /// A kernel's part of a command line, checked against the kernel's parameters.
 #[derive(Clone, Copy, Debug)]

@@ -15,13 +15,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::report;
+use crate::report::{self, Figure};
 use crate::rounds::{Batches, Progress, Tally, Until, run_rounds};
 use crate::test_pattern::{FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, write_first};
-use crate::{Arena, Platform};
+use crate::{Arena, KernelError, Platform};
 
 /// Pattern in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
@@ -223,21 +223,26 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until, tick
     platform.emit(&Message::End { phase: PHASE, tsc: platform.now() });
 
     let passes = passes_run.into_inner();
-    let hz = platform.tsc_hz();
-    let result = |name, value, unit| report::result(platform, name, value, unit);
-    result(Name::literal("passes"), passes as f64, Name::literal("passes"));
-    if hz != 0 {
-        let seconds = ticks_to_seconds(end.into_inner().saturating_sub(start), hz);
-        let gib = (memory.words.len() * 8) as f64 * passes as f64 / (1u64 << 30) as f64;
-        result(Name::literal("seconds"), seconds, Name::literal("s"));
-        FIGURE.emit(platform, gib / seconds);
-    }
+    report_passes(platform, memory, passes, end.into_inner().saturating_sub(start));
     for (vcpu, summary) in gaps.iter().enumerate().take(platform.vcpus()) {
-        if let Some(message) = summary.message(vcpu, hz) {
+        if let Some(message) = summary.message(vcpu, platform.tsc_hz()) {
             platform.emit(&message);
         }
     }
     FIRST_GENERATION + passes
+}
+
+/// Prints the number of passes, and the time and rate of them if the counter's frequency is known.
+fn report_passes(platform: &dyn Platform, memory: &Memory<'_>, passes: u64, ticks: u64) {
+    let hz = platform.tsc_hz();
+    let result = |name, value, unit| report::result(platform, name, value, unit);
+    result(Name::literal("passes"), passes as f64, Name::literal("passes"));
+    if hz != 0 {
+        let seconds = ticks_to_seconds(ticks, hz);
+        let gib = (memory.words.len() * 8) as f64 * passes as f64 / (1u64 << 30) as f64;
+        result(Name::literal("seconds"), seconds, Name::literal("s"));
+        FIGURE.emit(platform, gib / seconds);
+    }
 }
 
 /// Waits until the counter reaches `end`. A guest in ring 3 cannot halt, so it spins.

@@ -27,16 +27,16 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::report;
+use crate::report::{self, Figure};
 use crate::rounds::{Batches, Meeting, Progress, Tally, part, progress_ms, run_rounds};
 use crate::test_pattern::{
     FACTOR, FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, word, write_first,
 };
 use crate::text::FixedText;
-use crate::{Arena, Platform};
+use crate::{Arena, KernelError, Platform};
 
 /// Phases in the table of kernels.
 pub const KERNEL: Kernel = Kernel {

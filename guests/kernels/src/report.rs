@@ -7,10 +7,33 @@ use wideleaf_protocol::{Message, Name, Status};
 use crate::arena::{Layout, Typed};
 use crate::npb::classes::Class;
 use crate::platform::ticks_to_seconds;
-use crate::registry::Figure;
 use crate::rounds::Progress;
 use crate::text::FixedText;
 use crate::{Arena, KernelError, Platform};
+
+/// The number that stands for a run: a result that the kernel prints if the counter's frequency is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figure {
+    /// Name of the result.
+    pub name: Name<'static>,
+    /// Unit of the result.
+    pub unit: Name<'static>,
+}
+
+impl Figure {
+    /// Creates a figure of this name and unit.
+    ///
+    /// # Panics
+    /// Panics if one of them is not a valid [`Name`].
+    pub const fn literal(name: &'static str, unit: &'static str) -> Self {
+        Self { name: Name::literal(name), unit: Name::literal(unit) }
+    }
+
+    /// Prints the figure with its value.
+    pub fn emit(&self, platform: &dyn Platform, value: f64) {
+        result(platform, self.name, value, self.unit);
+    }
+}
 
 /// Phase of the untimed preparation.
 pub const INIT: Name<'static> = Name::literal("init");

@@ -20,11 +20,11 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 use crate::arena::{Layout, Place};
 use crate::caches;
 use crate::copy;
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Figure, Kernel, MemoryNeed};
-use crate::report::{self, COMPUTE, INIT, VERIFY};
+use crate::report::{self, COMPUTE, Figure, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
 /// STREAM in the table of kernels.

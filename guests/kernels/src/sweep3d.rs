@@ -34,11 +34,11 @@ use core::ops::Range;
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use crate::arena::{Layout, Place, Typed};
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{Results, cut, deal, ranges, split, sum};
 use crate::planes::{OwnRows, deal_rows};
-use crate::registry::{Figure, Kernel, MemoryNeed};
-use crate::report::{self, COMPUTE, INIT, VERIFY};
+use crate::report::{self, COMPUTE, Figure, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
 /// Sweep3D in the table of kernels.

@@ -14,8 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use wideleaf_protocol::message::MismatchKind;
 use wideleaf_protocol::{Message, Mismatch, Status};
 
-use crate::Platform;
-use crate::registry::KernelError;
+use crate::{KernelError, Platform};
 
 /// Words of a 4 KiB page.
 pub const PAGE_WORDS: u64 = 512;
@@ -65,6 +64,18 @@ pub struct Written {
     pub words: u64,
     /// Highest generation of any word.
     pub newest_generation: u64,
+}
+
+/// Words that one part of a kernel's work has checked.
+pub struct Checked {
+    /// Address of the first of them.
+    pub address: u64,
+    /// Values that they have had.
+    pub written: Written,
+    /// Number of checks of a word.
+    pub checked: u64,
+    /// Wrong words among them.
+    pub findings: Findings,
 }
 
 /// Kind of the value `found`, which was read at the place of word `index` of `generation`.

@@ -1,4 +1,5 @@
-//! Formatting without allocation and without floats.
+//! Formatting without allocation and without floats, for lines of a guest that has no heap: a text that is too long is
+//! cut off, never refused.
 
 use core::fmt;
 

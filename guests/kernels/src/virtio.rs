@@ -242,13 +242,18 @@ impl Queue<'_> {
         }
     }
 
+    /// Whether the device has finished a chain, so that [`Queue::wait`] does not wait.
+    pub fn has_used(&self) -> bool {
+        (self.words[self.used()].load(Ordering::Acquire) >> 16) as u16 != self.taken
+    }
+
     /// Waits for the next finished chain.
     ///
     /// # Errors
     /// [`Fault`] if the device gives up, or names an invalid chain.
     pub fn wait(&mut self) -> Result<Used, Fault> {
         let mut looks = 0u32;
-        while (self.words[self.used()].load(Ordering::Acquire) >> 16) as u16 == self.taken {
+        while !self.has_used() {
             spin_loop();
             looks = (looks + 1) % LOOKS_PER_STATUS;
             if looks == 0 && self.device.needs_reset() {

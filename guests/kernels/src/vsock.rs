@@ -8,17 +8,18 @@
 //!
 //! It handles one packet after another, and one connection at a time (Virtual I/O Device 1.2, 5.10). The guest
 //! stores nothing, so an echo needs the host's room: a program that sends more than that (256 KiB) without reading
-//! loses its connection.
+//! loses its connection. When the guest has moved, the device says that its connection is over.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name};
 
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
-use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::report;
+use crate::report::{self, Figure};
 use crate::virtio::{BROKEN, Buffer, Device, Fault, Kind, Queue, device_error, queue_words};
-use crate::{Arena, Platform};
+use crate::{Arena, KernelError, Platform};
 
 /// The sockets kernel in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
@@ -75,7 +76,12 @@ const CREDIT_REQUEST: u16 = 7;
 const NOTHING_MORE: u32 = 3;
 
 const QUEUE_WORDS: usize = queue_words(SLOTS);
-const NEEDED: u64 = 8 * (2 * QUEUE_WORDS + HEADER_WORDS + SLOTS as usize * SLOT_WORDS) as u64;
+/// Bytes of an event, in a word of its own.
+const EVENT_BYTES: u32 = 4;
+const EVENT_WORDS: usize = 1;
+/// Words of the queues and buffers of the sockets.
+pub(crate) const WORDS: usize = 3 * QUEUE_WORDS + HEADER_WORDS + EVENT_WORDS + SLOTS as usize * SLOT_WORDS;
+const NEEDED: u64 = 8 * WORDS as u64;
 
 fn memory<'a>(_: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
     Ok(MemoryNeed::Bytes(NEEDED))
@@ -88,12 +94,34 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
         return Err(KernelError::ArenaTooSmall { needed: NEEDED, bytes: arena.bytes() });
     }
     platform.emit(&Message::Region { name: Name::literal("vsock"), address: arena.address(), bytes: NEEDED });
-    let mut sockets = Sockets::start(platform, arena).map_err(device_error)?;
+    let mut sockets = Sockets::start(platform, arena.words(), arena.address()).map_err(device_error)?;
     let done = report::phase(platform, report::COMPUTE, || sockets.serve(connections, connect.map(|port| port as u32)));
     let echoed = done.0.map_err(device_error)?;
     FIGURE.emit(platform, echoed as f64);
     // The host's program compares the bytes with those that it sent.
     report::verdict(platform, 0, 0)
+}
+
+/// Echoes until `is_over`, with the queues and buffers in these words. Returns the number of bytes it has sent back.
+///
+/// # Errors
+/// [`Fault`] of the device.
+pub(crate) fn echo_until(
+    platform: &dyn Platform,
+    words: &[AtomicU64],
+    address: u64,
+    is_over: &AtomicBool,
+) -> Result<u64, Fault> {
+    let mut sockets = Sockets::start(platform, words, address)?;
+    let mut echoed = 0;
+    while !is_over.load(Ordering::Acquire) {
+        if sockets.from_host.has_used() {
+            echoed += sockets.serve_packet()?;
+        } else {
+            spin_loop();
+        }
+    }
+    Ok(echoed)
 }
 
 /// The header fields that matter here.
@@ -117,6 +145,12 @@ struct Connection {
 struct Sockets<'m> {
     from_host: Queue<'m>,
     to_host: Queue<'m>,
+    /// The device's messages that all connections are over.
+    events: Queue<'m>,
+    /// Connection that is open.
+    open: Option<Connection>,
+    /// Number of connections that are over.
+    ended: u64,
     header: &'m [AtomicU64],
     header_address: u64,
     slots: &'m [AtomicU64],
@@ -125,18 +159,35 @@ struct Sockets<'m> {
 }
 
 impl<'m> Sockets<'m> {
-    fn start(platform: &'m dyn Platform, arena: &Arena<'m>) -> Result<Self, Fault> {
-        let (queues, rest) = arena.words().split_at(2 * QUEUE_WORDS);
-        let (header, slots) = rest.split_at(HEADER_WORDS);
-        let second = arena.address() + 8 * QUEUE_WORDS as u64;
-        let header_address = second + 8 * QUEUE_WORDS as u64;
-        let slots_address = header_address + 8 * HEADER_WORDS as u64;
+    /// Starts the device, with its queues and buffers in these words, and offers it the buffers.
+    fn start(platform: &'m dyn Platform, words: &'m [AtomicU64], address: u64) -> Result<Self, Fault> {
+        let place = |word: usize| address + 8 * word as u64;
+        let (queues, rest) = words.split_at(3 * QUEUE_WORDS);
+        let (header, rest) = rest.split_at(HEADER_WORDS);
+        let slots = &rest[EVENT_WORDS..];
+        let header_address = place(3 * QUEUE_WORDS);
+        let event_address = place(3 * QUEUE_WORDS + HEADER_WORDS);
+        let slots_address = place(3 * QUEUE_WORDS + HEADER_WORDS + EVENT_WORDS);
         let device = Device::begin(platform, Kind::Sockets, 0)?;
-        let from_host = device.queue(0, SLOTS, queues, arena.address())?;
-        let to_host = device.queue(1, SLOTS, &queues[QUEUE_WORDS..], second)?;
+        let queue = |number: u32| {
+            let first = number as usize * QUEUE_WORDS;
+            device.queue(number, SLOTS, &queues[first..], place(first))
+        };
+        let (from_host, to_host, events) = (queue(0)?, queue(1)?, queue(2)?);
         device.start()?;
         let cid = u64::from(device.configuration(0));
-        Ok(Self { from_host, to_host, header, header_address, slots, slots_address, cid })
+        let (open, ended) = (None, 0);
+        let mut sockets =
+            Self { from_host, to_host, events, open, ended, header, header_address, slots, slots_address, cid };
+        for slot in 0..SLOTS {
+            let buffer = Buffer { address: sockets.slot_address(slot), bytes: SLOT_WORDS as u32 * 8, is_written: true };
+            sockets.from_host.describe(slot, buffer, None);
+            sockets.from_host.offer(slot);
+        }
+        let event = Buffer { address: event_address, bytes: EVENT_BYTES, is_written: true };
+        sockets.events.describe(0, event, None);
+        sockets.events.offer(0);
+        Ok(sockets)
     }
 
     fn slot_address(&self, slot: u64) -> u64 {
@@ -145,26 +196,34 @@ impl<'m> Sockets<'m> {
 
     /// Serves this number of connections. Returns the number of bytes it has sent back.
     fn serve(&mut self, connections: u64, connect: Option<u32>) -> Result<u64, Fault> {
-        for slot in 0..SLOTS {
-            let buffer = Buffer { address: self.slot_address(slot), bytes: SLOT_WORDS as u32 * 8, is_written: true };
-            self.from_host.describe(slot, buffer, None);
-            self.from_host.offer(slot);
-        }
-        let mut open = None;
         if let Some(host_port) = connect {
             self.say(host_port, PORT, REQUEST, 0, 0, None)?;
-            open = Some(Connection { host_port, passed: 0 });
+            self.open = Some(Connection { host_port, passed: 0 });
         }
-        let (mut ended, mut echoed) = (0, 0);
-        while ended < connections {
-            let slot = self.from_host.wait()?.head;
-            let packet = self.packet(slot);
-            let (was_open, sent_back) = (open.is_some(), self.answer(packet, slot, &mut open)?);
-            ended += u64::from(was_open && open.is_none());
-            echoed += sent_back;
-            self.from_host.offer(slot);
+        let mut echoed = 0;
+        while self.ended < connections {
+            echoed += self.serve_packet()?;
         }
         Ok(echoed)
+    }
+
+    /// Waits for a packet and handles it. Returns the number of bytes sent back.
+    fn serve_packet(&mut self) -> Result<u64, Fault> {
+        let slot = self.from_host.wait()?.head;
+        // Packets of the connections that follow an event come after it.
+        if self.events.has_used() {
+            self.events.wait()?;
+            self.close();
+            self.events.offer(0);
+        }
+        let sent_back = self.answer(self.packet(slot), slot)?;
+        self.from_host.offer(slot);
+        Ok(sent_back)
+    }
+
+    /// The open connection is over, if there is one.
+    fn close(&mut self) {
+        self.ended += u64::from(self.open.take().is_some());
     }
 
     fn packet(&self, slot: u64) -> Packet {
@@ -180,27 +239,28 @@ impl<'m> Sockets<'m> {
     }
 
     /// Handles a packet. Returns the number of bytes sent back.
-    fn answer(&mut self, packet: Packet, slot: u64, open: &mut Option<Connection>) -> Result<u64, Fault> {
+    fn answer(&mut self, packet: Packet, slot: u64) -> Result<u64, Fault> {
         let Packet { host_port, guest_port, bytes, operation, flags } = packet;
-        let is_ours = guest_port == PORT && open.is_some_and(|one| one.host_port == host_port);
-        let passed = open.map_or(0, |one| one.passed);
+        let is_ours = guest_port == PORT && self.open.is_some_and(|one| one.host_port == host_port);
+        let passed = self.open.map_or(0, |one| one.passed);
         match operation {
-            REQUEST if guest_port == PORT && open.is_none() => {
-                *open = Some(Connection { host_port, passed: 0 });
+            REQUEST if guest_port == PORT && self.open.is_none() => {
+                self.open = Some(Connection { host_port, passed: 0 });
                 self.say(host_port, PORT, RESPONSE, 0, 0, None)?;
             }
-            RESET => *open = open.filter(|_| !is_ours),
+            RESET if is_ours => self.close(),
+            RESET => {}
             _ if !is_ours => self.say(host_port, guest_port, RESET, 0, 0, None)?,
             DATA => {
                 let passed = passed.wrapping_add(bytes);
-                *open = Some(Connection { host_port, passed });
+                self.open = Some(Connection { host_port, passed });
                 let data = self.slot_address(slot) + u64::from(HEADER_BYTES);
                 let data = Buffer { address: data, bytes, is_written: false };
                 self.say(host_port, PORT, DATA, 0, passed, Some(data))?;
                 return Ok(u64::from(bytes));
             }
             SHUTDOWN if flags & NOTHING_MORE == NOTHING_MORE => {
-                *open = None;
+                self.close();
                 self.say(host_port, PORT, RESET, 0, passed, None)?;
             }
             SHUTDOWN => self.say(host_port, PORT, SHUTDOWN, NOTHING_MORE, passed, None)?,

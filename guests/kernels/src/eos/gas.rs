@@ -1,4 +1,5 @@
-//! The gas of a zone: pressures and energies of ions, electrons and radiation add up.
+//! The gas of a zone: pressures and energies of ions, electrons and radiation add up. Pure arithmetic on one zone's
+//! numbers; only the electrons come from the table.
 
 use super::electrons::{AtDensity, AtTemperature, GAS, Point};
 use super::table::Electrons;

@@ -1,4 +1,5 @@
-//! The classes: problem sizes that every user of the NPB denotes by the same letters.
+//! The classes: problem sizes that every user of the NPB denotes by the same letters, and the parameter `class=`. The
+//! numbers of each class stand in the kernel's own file.
 
 use core::fmt;
 

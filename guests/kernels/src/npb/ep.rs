@@ -12,9 +12,9 @@ use super::classes::Class;
 use super::logarithm::ln;
 use super::random::Random;
 use crate::arena::{Layout, Place};
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split};
-use crate::registry::{Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 

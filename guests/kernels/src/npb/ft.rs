@@ -17,10 +17,10 @@ use super::classes::Class;
 use super::fourier::{Block, Column, Complex, Direction, LINES, fill_with_roots};
 use super::random::{Random, SEED};
 use crate::arena::{Layout, Place, Typed};
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges};
 use crate::planes::deal_rows;
-use crate::registry::{Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 

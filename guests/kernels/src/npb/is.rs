@@ -19,9 +19,9 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 use super::classes::Class;
 use super::random::{Random, SEED};
 use crate::arena::{Layout, Place, Typed, as_atomics};
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, split};
-use crate::registry::{Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 

@@ -27,9 +27,9 @@ use super::order::Order;
 #[cfg(feature = "std")]
 use super::reference;
 use crate::arena::{Layout, Place, Typed};
+use crate::kernel::{Kernel, MemoryNeed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges};
-use crate::registry::{Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::wavefront::{Direction, Front, Wavefront};
 use crate::{Arena, KernelError, Platform};

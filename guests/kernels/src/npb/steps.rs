@@ -12,7 +12,7 @@ use super::lines::{LineSolver, in_planes, solve_across_planes, solve_plane};
 use super::order::Order;
 use super::rhs::{FieldPlaces, Fields, Sources};
 use crate::arena::{Layout, Place};
-use crate::registry::MemoryNeed;
+use crate::kernel::MemoryNeed;
 use crate::report::{self, COMPUTE, INIT, VERIFY};
 use crate::vectors::{self, Vectorized};
 use crate::{Arena, KernelError, Platform};
