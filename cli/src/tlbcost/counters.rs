@@ -63,7 +63,6 @@ const DURATION: &[Event] =
     &[event("DTLB_LOAD_MISSES.WALK_DURATION", 0x08, 0x10), event("DTLB_STORE_MISSES.WALK_DURATION", 0x49, 0x10)];
 const COMPLETED: &[Event] =
     &[event("DTLB_LOAD_MISSES.WALK_COMPLETED", 0x08, 0x0e), event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e)];
-const EPT_CYCLES: &[Event] = &[event("EPT.WALK_CYCLES", 0x4f, 0x10)];
 
 /// Events by kind of CPU, newest first. Models are those of `mapfile.csv` beside the lists.
 pub const EVENTS: &[WalkEvents] = &[
@@ -80,15 +79,26 @@ pub const EVENTS: &[WalkEvents] = &[
                  (unverified)",
     },
     WalkEvents {
-        name: "Alder and Raptor Lake, performance cores",
+        name: "Alder, Raptor, Meteor, Arrow and Lunar Lake, performance cores",
         vendor: "GenuineIntel",
-        models: &[(6, 0x97, 0x97), (6, 0x9a, 0x9a), (6, 0xb7, 0xb7), (6, 0xba, 0xba), (6, 0xbf, 0xbf)],
+        models: &[
+            (6, 0x97, 0x97),
+            (6, 0x9a, 0x9a),
+            (6, 0xb7, 0xb7),
+            (6, 0xba, 0xba),
+            (6, 0xbf, 0xbf),
+            (6, 0xaa, 0xaa),
+            (6, 0xac, 0xac),
+            (6, 0xc5, 0xc6),
+            (6, 0xbd, 0xbd),
+        ],
         walk_cycles: PENDING_SINCE_GOLDEN_COVE,
         walks: COMPLETED_SINCE_GOLDEN_COVE,
         second_level_cycles: &[],
-        source: "Intel's event list for ADL, unit cpu_core \
-                 (linux/tools/perf/pmu-events/arch/x86/alderlake/virtual-memory.json): all four; efficiency cores \
-                 have other events, so nothing is counted on them",
+        source: "Intel's event lists for ADL, MTL, ARL and LNL, unit cpu_core \
+                 (linux/tools/perf/pmu-events/arch/x86/alderlake, meteorlake, arrowlake and \
+                 lunarlake/virtual-memory.json): all four in each; efficiency cores have other events, so nothing is \
+                 counted on them",
     },
     WalkEvents {
         name: "Ice Lake-SP",
@@ -116,7 +126,7 @@ pub const EVENTS: &[WalkEvents] = &[
         models: &[(6, 0x55, 0x55), (6, 0x4e, 0x4e), (6, 0x5e, 0x5e), (6, 0x8e, 0x8e), (6, 0x9e, 0x9e), (6, 0xa5, 0xa6)],
         walk_cycles: PENDING,
         walks: COMPLETED,
-        // The others exclude walks of the EPT on this microarchitecture.
+        // The others exclude walks of the EPT on this microarchitecture, and on no other by its list.
         second_level_cycles: &[event("EPT.WALK_PENDING", 0x4f, 0x10)],
         source: "Intel's event lists for SKX, CLX and SKL (linux/tools/perf/pmu-events/arch/x86/skylakex, \
                  cascadelakex and skylake/virtual-memory.json): all five in each",
@@ -127,9 +137,10 @@ pub const EVENTS: &[WalkEvents] = &[
         models: &[(6, 0x4f, 0x4f), (6, 0x56, 0x56), (6, 0x3d, 0x3d), (6, 0x47, 0x47)],
         walk_cycles: DURATION,
         walks: COMPLETED,
-        second_level_cycles: EPT_CYCLES,
+        second_level_cycles: &[],
         source: "Intel's event lists for BDX, BDW-DE and BDW (linux/tools/perf/pmu-events/arch/x86/broadwellx, \
-                 broadwellde and broadwell/virtual-memory.json): all five in each; erratum BDM69 may count too much",
+                 broadwellde and broadwell/virtual-memory.json): all four in each; EPT.WALK_CYCLES is not added, as \
+                 in Page_Walks_Utilization of bdx-metrics.json; erratum BDM69 may count too much",
     },
     WalkEvents {
         name: "Haswell",
@@ -137,19 +148,21 @@ pub const EVENTS: &[WalkEvents] = &[
         models: &[(6, 0x3f, 0x3f), (6, 0x3c, 0x3c), (6, 0x45, 0x46)],
         walk_cycles: DURATION,
         walks: COMPLETED,
-        second_level_cycles: EPT_CYCLES,
+        second_level_cycles: &[],
         source: "Intel's event lists for HSX and HSW (linux/tools/perf/pmu-events/arch/x86/haswellx and \
-                 haswell/virtual-memory.json): all five in each",
+                 haswell/virtual-memory.json): all four in each; EPT.WALK_CYCLES is not added, as in \
+                 page_walks_utilization of hsx-metrics.json",
     },
     WalkEvents {
-        name: "Zen 2 to Zen 5",
+        name: "Zen to Zen 5",
         vendor: "AuthenticAMD",
-        models: &[(0x17, 0x30, 0xff), (0x19, 0x00, 0xff), (0x1a, 0x00, 0xff)],
+        models: &[(0x17, 0x00, 0xff), (0x19, 0x00, 0xff), (0x1a, 0x00, 0xff)],
         walk_cycles: &[],
         walks: &[event("LS_L1_D_TLB_MISS.ALL_L2_MISS", 0x45, 0xf0)],
         second_level_cycles: &[],
         source: "AMD's PMCx045, unit mask f0, as the event lists of Linux have it \
-                 (tools/perf/pmu-events/arch/x86/amdzen*: ls_l1_d_tlb_miss.all_l2_miss); the PPR itself was not read",
+                 (tools/perf/pmu-events/arch/x86/amdzen*: ls_l1_d_tlb_miss.all_l2_miss; of Zen the four events of \
+                 page sizes, in one mask); the PPR itself was not read",
     },
 ];
 
@@ -423,8 +436,13 @@ mod tests {
         assert_eq!(chosen("GenuineIntel", 6, 0x55), Ok("Skylake-SP, Cascade Lake, and Skylake to Comet Lake"));
         assert_eq!(chosen("GenuineIntel", 6, 0x3f), Ok("Haswell"));
         assert_eq!(chosen("GenuineIntel", 6, 0xa7), Ok("Ice, Tiger and Rocket Lake"));
-        assert_eq!(chosen("GenuineIntel", 6, 0xb7), Ok("Alder and Raptor Lake, performance cores"));
-        assert_eq!(chosen("AuthenticAMD", 0x19, 0x11), Ok("Zen 2 to Zen 5"));
+        let hybrid = "Alder, Raptor, Meteor, Arrow and Lunar Lake, performance cores";
+        assert!([0xb7, 0xaa, 0xc6, 0xbd].iter().all(|model| chosen("GenuineIntel", 6, *model) == Ok(hybrid)));
+        assert!([(0x17, 0x01), (0x17, 0x31), (0x19, 0x11)].iter().all(|(family, model)| chosen(
+            "AuthenticAMD",
+            *family,
+            *model
+        ) == Ok("Zen to Zen 5")));
         assert_eq!(
             chosen("AuthenticAMD", 6, 0x55),
             Err("no table of events for AuthenticAMD family 0x6 model 0x55".into())
@@ -481,11 +499,21 @@ mod tests {
         assert_eq!(of("Skylake").walk_cycles[1].config, 0x1049);
         for name in ["Broadwell", "Haswell"] {
             assert_eq!(of(name).walk_cycles[0].config, 0x1008);
-            assert_eq!(of(name).second_level_cycles[0].config, 0x104f);
             assert_eq!(of(name).walks[1].config, 0x0e49);
         }
         assert_eq!(of("Zen").walks[0].config, 0xf045);
         assert!(EVENTS.iter().all(|events| !events.walks.is_empty() && !events.source.is_empty()));
+    }
+
+    /// Elsewhere they would count twice: Intel's lists exclude them from the other events on Skylake alone, and the
+    /// kernel's metrics of Haswell and Broadwell do not add them.
+    #[test]
+    fn walks_of_the_second_level_are_added_only_where_the_list_excludes_them_from_the_others() {
+        let adding: Vec<&WalkEvents> = EVENTS.iter().filter(|events| !events.second_level_cycles.is_empty()).collect();
+        let [skylake] = &adding[..] else { panic!("{adding:?}") };
+        assert!(skylake.name.starts_with("Skylake-SP"), "{}", skylake.name);
+        let haswell = counted(select(&ALL, &cpu("GenuineIntel", 6, 0x3f)).expect("it has all of them"));
+        assert_eq!(haswell.walk_cycles, Some(0x08 + 0x49));
     }
 
     #[test]
