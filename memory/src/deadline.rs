@@ -15,11 +15,11 @@
 //!                                     └─ returns later ──▶ the process is asked again
 //! ```
 //!
-//! There is at most one thread for each process, and at most [`THREADS_MAX`] in all. Once [`SILENT_OF_USER_MAX`]
-//! processes of a user are past their deadlines, no other process of that user is asked, so that no user alone can
-//! take all threads. The thread that is left behind is the retry: it returns when the lock is free. `comm`, `stat`,
-//! `status`, `fd` and `exe` are read without a question: they answer for a locked process on Linux 6.18, as
-//! tests/stuck.rs of `operator/attach` shows.
+//! There is at most one thread for each process, and at most [`THREADS_MAX`] in all. The processes of one user that are
+//! past their deadlines take at most half of the places that those of the others leave: hundreds where all VMs have one
+//! user, as libvirt's have, and never all. The thread that is left behind is the retry: it returns when the lock is
+//! free. `comm`, `stat`, `status`, `fd` and `exe` are read without a question: they answer for a locked process on
+//! Linux 6.18, as tests/stuck.rs of `operator/attach` shows.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,13 +35,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::panicked::{Panicked, caught};
 
-/// Maximum number of threads for questions at the same time, including those left behind. A host with more hanging
-/// processes needs an operator; each thread costs a few pages.
-pub const THREADS_MAX: usize = 128;
-
-/// Maximum number of processes of one user that are past their deadlines; then none of that user's others is asked. The
-/// questions that are under way at that moment may add a few dozen, so it is well below [`THREADS_MAX`].
-pub const SILENT_OF_USER_MAX: usize = 32;
+/// Maximum number of threads for questions at the same time, including those left behind. Half of them are more than
+/// one host has VMs of one user. A thread costs a few pages, and the unit's `TasksMax` is four times this number.
+pub const THREADS_MAX: usize = 1024;
 
 /// Deadline of a question that the kernel answers in microseconds, such as `cmdline`: only a locked process, or a
 /// host with a hundred runnable threads per core, needs longer.
@@ -88,12 +84,12 @@ pub enum NoAnswer {
     /// All threads for questions are in use.
     #[error("was not read: {THREADS_MAX} other processes do not answer, and no more are asked until one does")]
     TooMany,
-    /// Too many processes of the same user are past their deadlines.
+    /// Processes of the same user that are past their deadlines have that user's part of the places.
     #[error(
-        "was not read: {SILENT_OF_USER_MAX} other processes of its user do not answer, and no more of that user's are \
-         asked until one does"
+        "was not read: {0} other processes of its user do not answer, and no more of that user's are asked until one \
+         does"
     )]
-    TooManyOfUser,
+    TooManyOfUser(usize),
     /// The kernel could not start a thread.
     #[error("was not read: cannot start a thread: {0}")]
     Thread(#[from] io::Error),
@@ -132,14 +128,18 @@ struct State {
 }
 
 impl State {
-    /// Whether overdue processes of the user of `of` have reached their limit, so that no other one is asked.
-    fn is_full_for(&self, of: ProcessKey, user_of: UserOf) -> bool {
+    /// Number of overdue processes of the user of `of` if they have that user's part of the places, so that no other
+    /// one is asked: as many as are left.
+    fn full_for(&self, of: ProcessKey, places: usize, user_of: UserOf) -> Option<usize> {
         let overdue = || self.out.values().filter(|out| out.is_overdue);
+        let left = places.saturating_sub(overdue().count());
         // The user is looked up only where it can matter.
-        overdue().count() >= SILENT_OF_USER_MAX && {
-            let user = user_of(of.pid);
-            overdue().filter(|out| out.user == user).count() >= SILENT_OF_USER_MAX
+        if left > places / 2 {
+            return None;
         }
+        let user = user_of(of.pid);
+        let of_user = overdue().filter(|out| out.user == user).count();
+        (of_user > 0 && of_user >= left).then_some(of_user)
     }
 }
 
@@ -157,12 +157,14 @@ fn user_of(pid: u32) -> Option<u32> {
 pub struct Questions {
     state: Mutex<State>,
     returned: Condvar,
+    /// Maximum number of threads at the same time.
+    places: usize,
     user_of: UserOf,
 }
 
 impl Default for Questions {
     fn default() -> Questions {
-        Questions { state: Mutex::default(), returned: Condvar::new(), user_of }
+        Questions { state: Mutex::default(), returned: Condvar::new(), places: THREADS_MAX, user_of }
     }
 }
 
@@ -295,9 +297,11 @@ impl Questions {
         let mut state = self.state();
         loop {
             let earlier = state.out.get(&of).copied();
-            let is_full = state.out.len() >= THREADS_MAX;
-            if earlier.is_none() && state.is_full_for(of, self.user_of) {
-                return Err(NoAnswer::TooManyOfUser);
+            let is_full = state.out.len() >= self.places;
+            if earlier.is_none()
+                && let Some(others) = state.full_for(of, self.places, self.user_of)
+            {
+                return Err(NoAnswer::TooManyOfUser(others));
             }
             if earlier.is_none() && !is_full {
                 state.out.insert(of, Out { since: Instant::now(), thread: None, is_overdue: false, user: None });
@@ -431,9 +435,9 @@ mod tests {
         first.wait().expect("it has returned");
     }
 
-    /// Questions in which each thousand process ids belong to one user.
-    fn of_users() -> Arc<Questions> {
-        Arc::new(Questions { user_of: |pid| Some(pid / 1000), ..Questions::default() })
+    /// Questions for so many threads, in which each thousand process ids belong to one user.
+    fn of_users(places: usize) -> Arc<Questions> {
+        Arc::new(Questions { places, user_of: |pid| Some(pid / 1000), ..Questions::default() })
     }
 
     /// Leaves a question about each of these processes behind.
@@ -449,18 +453,32 @@ mod tests {
 
     #[test]
     fn processes_of_one_user_that_hang_leave_the_others_to_be_asked() {
-        let questions = of_users();
-        let mut holds = hang(&questions, 0..SILENT_OF_USER_MAX as u32);
+        let questions = of_users(8);
+        let mut holds = hang(&questions, 0..4);
         let next = || questions.ask(key(999), LONG, || ());
         let refused = next().expect_err("its user has no place");
-        assert!(refused.to_string().contains("other processes of its user do not answer"), "{refused}");
+        assert!(refused.to_string().contains("4 other processes of its user do not answer"), "{refused}");
         assert!(matches!(questions.silence_of(key(0)), Some(NoAnswer::Locked | NoAnswer::Slow)), "asked before");
         assert_eq!(questions.ask(key(1000), LONG, || 7).expect("another user's process"), 7);
         drop(holds.pop());
-        while questions.state().out.len() == SILENT_OF_USER_MAX {
+        while questions.state().out.len() == 4 {
             thread::yield_now();
         }
         next().expect("there is room again");
+    }
+
+    #[test]
+    fn hundreds_of_vms_of_one_user_that_hang_hold_up_no_new_one() {
+        let questions = of_users(THREADS_MAX);
+        let until = Instant::now() + SOON;
+        let begin = |pid| {
+            let (hold, hang) = hanging();
+            (hold, questions.begin(key(pid), until, hang).expect("a thread"))
+        };
+        let (_holds, asked): (Vec<_>, Vec<_>) = (0..300).map(begin).unzip();
+        asked.into_iter().for_each(|asked| assert!(asked.wait().is_err()));
+        assert_eq!(questions.ask(key(300), LONG, || 7).expect("a new VM"), 7);
+        assert!(matches!(questions.ask(key(0), LONG, || ()), Err(NoAnswer::Locked | NoAnswer::Slow)));
     }
 
     #[test]
@@ -471,13 +489,13 @@ mod tests {
 
     #[test]
     fn no_more_threads_than_the_limit_are_left_behind_and_places_come_back() {
-        let questions = of_users();
-        let users = (THREADS_MAX / SILENT_OF_USER_MAX) as u32;
-        let of_user = |user: u32| (0..SILENT_OF_USER_MAX as u32).map(move |process| user * 1000 + process);
-        let holds = hang(&questions, (0..users).flat_map(of_user));
-        let free = users * 1000;
+        let questions = of_users(8);
+        // Half of what the others leave to each user, and one place at least.
+        let of_user = |(user, count): (u32, u32)| (0..count).map(move |process| user * 1000 + process);
+        let holds = hang(&questions, [(0, 4), (1, 2), (2, 1), (3, 1)].into_iter().flat_map(of_user));
+        let free = 4000;
         assert!(matches!(questions.ask(key(free), LONG, || ()), Err(NoAnswer::TooMany)));
-        assert_eq!(questions.state().out.len(), THREADS_MAX);
+        assert_eq!(questions.state().out.len(), 8);
         drop(holds);
         while !questions.state().out.is_empty() {
             thread::yield_now();
