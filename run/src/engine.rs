@@ -43,11 +43,11 @@ use crate::interrupts::Interrupts;
 use crate::migration::Incoming;
 use crate::outcome::{Ended, Judged, judge};
 use crate::output_file::OutputFile;
-use crate::past_saves::{ArrivalDowntime, PastSaves};
+use crate::past_saves::{Arrival, AskArrival, PastSaves};
 use crate::policy_switch::PolicySwitch;
 use crate::recording::QueuedFile;
 use crate::registered::Registered;
-use crate::report::{GuaranteeReport, RamAtEnd, RestoredReport, RunReport, Setup};
+use crate::report::{GuaranteeReport, Left, RamAtEnd, RestoredReport, RunReport, Setup};
 use crate::restarts::Restarts;
 use crate::sandboxed::Sandboxed;
 use crate::save_thread::SavingThread;
@@ -304,11 +304,15 @@ impl<'a> Prepared<'a> {
         let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), self.walk.cost));
         let arrival = self.incoming.as_ref().map(|incoming| {
             let incoming = Arc::downgrade(incoming);
-            Arc::new(move || incoming.upgrade()?.downtime_ms()) as ArrivalDowntime
+            let figures = move || {
+                let Left { downtime_ms, before_pause, .. } = incoming.upgrade()?.figures_of_source()?;
+                Some(Arrival { downtime_ms, before_pause })
+            };
+            Arc::new(figures) as AskArrival
         });
         let past = PastSaves::new(arrival);
         let saving = self.serve_socket(&guest, &policy, &watched, &past)?;
-        let registration = self.register(&policy, past);
+        let registration = self.register(&policy, past.clone());
         let (guarantee, short) = (spec.guarantee, self.short_of_guarantee.take());
         let kept = Kept::start(guarantee, short, &policy, &self.session, &self.front, self.sandbox.clone());
         // The environment is read while the guest starts: reading some files takes as long as the start itself.
@@ -324,6 +328,9 @@ impl<'a> Prepared<'a> {
             drop((kept, registration, saving));
             self.tear_down(teardown, guest);
             return Err(why);
+        }
+        if self.incoming.is_some() {
+            past.count_arrival();
         }
         let paging = plan.paging;
         // The plan is given back with the sandbox.

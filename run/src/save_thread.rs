@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use wideleaf_control::protocol::Reply;
 use wideleaf_control::server::{ConnectionId, Replies};
-use wideleaf_control::vm::{BaseView, MigratedView, PostCopyFrom, SavingView, VmAnswer};
+use wideleaf_control::vm::{BaseView, BeforePauseView, MigratedView, PostCopyFrom, SavingView, VmAnswer};
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::save::SaveLimits;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
@@ -267,7 +267,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
             SaveTo::Again { address } => recover(parts, Rejoining { to: address, files }, shared),
         });
         *shared.progress.lock() = None;
-        count(&answer, work, &parts.past);
+        count(&answer, work, shared.take_failed(), &parts.past);
         let reply = match answer {
             Ok(answer) => Reply::Ok(Box::new(answer)),
             Err(why) => Reply::Error(why),
@@ -287,12 +287,13 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
     }
 }
 
-/// Counts what is over, before its client knows.
-fn count(answer: &Result<VmAnswer, String>, work: UnderWay, past: &PastSaves) {
+/// Counts what is over, before its client knows. `paid`: by the guest, if it failed.
+fn count(answer: &Result<VmAnswer, String>, work: UnderWay, paid: Option<BeforePauseView>, past: &PastSaves) {
     match (work, answer) {
         (UnderWay::Snapshot, Ok(VmAnswer::Saved(saved))) => past.count_snapshot(saved),
-        (UnderWay::Snapshot, _) => past.count_failed_snapshot(),
-        (UnderWay::Migration, Err(_)) => past.count_failed_migration(),
+        (UnderWay::Snapshot, _) => past.count_failed_snapshot(paid),
+        (UnderWay::Migration, Err(_)) => past.count_failed_migration(paid),
+        // The run at which it is now counts it.
         (UnderWay::Migration, Ok(_)) => {}
     }
 }

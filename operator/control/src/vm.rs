@@ -199,7 +199,7 @@ pub struct SavedView {
 /// saved leaves the guest, so this is the price of the rounds, and with it all that the guest needs of KVM anyway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BeforePauseView {
-    /// Time from before the dirty logs were switched on until right before the pause, in seconds.
+    /// Time from before the dirty logs were switched on until right before the pause, or until it failed, in seconds.
     pub seconds: f64,
     /// CPU time of the vCPUs' threads in the kernel in that time, in milliseconds, by ticks of the kernel's timer. Of a
     /// VM with more than 16 vCPUs this and the counts are those of the first 16.
@@ -217,8 +217,11 @@ pub struct PastSavesView {
     pub snapshots: u64,
     /// Number of snapshots that failed, were refused or were cancelled.
     pub snapshots_failed: u64,
+    /// Number of migrations that were done: 1 where the VM has come from another run. The run that it leaves ends.
+    #[serde(default)]
+    pub migrations: u64,
     /// Number of migrations, and of attempts to recover one, that failed, were refused or cancelled, or left the VM in
-    /// doubt; one that succeeds ends the VM.
+    /// doubt.
     pub migrations_failed: u64,
     /// Length of the pause of the latest snapshot that was written, in milliseconds; left out before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -226,10 +229,17 @@ pub struct PastSavesView {
     /// What KVM did for the guest before that pause; left out where KVM does not count it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_before_pause: Option<BeforePauseView>,
+    /// What KVM did for the guest during the latest snapshot or migration that failed, until it failed; left out where
+    /// it failed before it read RAM, and where KVM does not count it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failed: Option<BeforePauseView>,
     /// Time for which no guest ran when it came here from another run, in milliseconds; left out if it did not come, or
     /// the source did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arrival_downtime_ms: Option<f64>,
+    /// What KVM did for the guest there before that; left out as that is, and where KVM does not count it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrival_before_pause: Option<BeforePauseView>,
 }
 
 /// A VM that has moved.

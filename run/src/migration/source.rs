@@ -27,7 +27,7 @@ use super::{Hello, POST_COPY_SILENCE_MAX};
 use crate::report::Left;
 use crate::session::Session;
 use crate::snapshot::accesses::SavedAccesses;
-use crate::snapshot::parts::{SavedParts, Shared, before_pause, has_gone, unless_it_panics};
+use crate::snapshot::parts::{Price, SavedParts, Shared, before_pause, has_gone, unless_it_panics};
 use crate::snapshot::saved_text;
 use crate::snapshot::saving::{flush_disks, heat_of, take_state};
 use crate::spec::RunSpec;
@@ -244,8 +244,10 @@ impl Departure<'_> {
             })
         };
         self.shared.uncancel();
+        let price = Price::from_now(&*self.parts.second_level);
         let saved = saver.save(limits, self.shared.cancelled(), &progress, at_pause);
         let (switched, report) = saved.map_err(|error| {
+            self.shared.note_failed(price.so_far());
             let why = refused.lock().take().filter(|_| matches!(error, SaveError::NoLastPages));
             why.unwrap_or_else(|| self.reason_of(&error))
         })?;
@@ -424,6 +426,9 @@ impl Departure<'_> {
     }
 
     fn end(&self, switched: Switched, report: &SaveReport, huge_bytes_before: u64, huge: BTreeSet<WindowIndex>) -> End {
+        let before_pause = before_pause(report);
+        // Of a migration that left it in doubt, or was continued by `recover`.
+        self.shared.note_failed(before_pause);
         if let Some(no_disks) = &switched.no_disks {
             return End::InDoubt(Doubt::new(format!(
                 "cannot migrate the VM to {}: {}; it stays paused here: {no_disks}; end that process, then `resume` \
@@ -436,7 +441,6 @@ impl Departure<'_> {
         let sizes = page_sizes(&*self.parts.host, &self.parts.ram).unwrap_or_default();
         let huge_bytes_at_switch = huge_bytes(&sizes);
         let logs_start_ms = report.logs_start.as_secs_f64() * 1e3;
-        let before_pause = before_pause(report);
         let left = Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms, before_pause };
         let departed = Departed {
             id: self.id.clone(),

@@ -36,7 +36,7 @@ use super::{Arrived, Hello};
 use crate::failure::Failure;
 use crate::guest::RunningGuest;
 use crate::interrupts::Interrupts;
-use crate::report::{ArrivedReport, Counters};
+use crate::report::{ArrivedReport, Counters, Left};
 use crate::snapshot::{SavedRun, parse};
 use crate::spec::RunSpec;
 
@@ -385,10 +385,10 @@ impl Incoming {
         let _ = self.send(Kind::Failed, &[&why.as_bytes()[..end]], &limit);
     }
 
-    /// Time for which no guest ran, in milliseconds, once the source has said it. It never waits: the switch holds the
-    /// lock until the source lets the guest go.
-    pub fn downtime_ms(&self) -> Option<f64> {
-        self.link.try_lock()?.report.source.map(|source| source.downtime_ms)
+    /// Figures of the source, once it has said them. It never waits: the switch holds the lock until the source lets the
+    /// guest go.
+    pub fn figures_of_source(&self) -> Option<Left> {
+        self.link.try_lock()?.report.source
     }
 
     /// Arrival, for the report.

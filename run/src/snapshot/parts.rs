@@ -4,13 +4,15 @@ use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use wideleaf_control::vm::{BeforePauseView, MigratedView, SavingView};
 use wideleaf_memory::panicked::{Panicked, caught};
 use wideleaf_memory::save::{SaveProgress, SaveReport};
-use wideleaf_memory::{GuestRam, LinuxHost};
+use wideleaf_memory::second_level::FaultCounters;
+use wideleaf_memory::{GuestRam, LinuxHost, SecondLevel};
 use wideleaf_policies::PageSize;
 use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
@@ -110,6 +112,8 @@ pub(crate) struct Shared {
     pub(crate) serves: Mutex<Option<String>>,
     /// Set where another connection takes the place of the one over which pages go.
     is_replaced: AtomicBool,
+    /// What the guest paid for the save under way, which is about to fail.
+    failed: Mutex<Option<BeforePauseView>>,
 }
 
 /// Work of the thread that saves.
@@ -143,6 +147,16 @@ impl Shared {
         *self.progress.lock() = Some(view);
     }
 
+    /// Notes what the guest paid for a save that fails, if that has read RAM.
+    pub(crate) fn note_failed(&self, paid: Option<BeforePauseView>) {
+        *self.failed.lock() = paid.filter(|_| self.progress.lock().is_some());
+    }
+
+    /// Takes what the guest paid for a save that has failed.
+    pub(crate) fn take_failed(&self) -> Option<BeforePauseView> {
+        self.failed.lock().take()
+    }
+
     pub(crate) fn cancelled(&self) -> &AtomicBool {
         &self.cancel
     }
@@ -158,12 +172,37 @@ impl Shared {
 
 /// What KVM did for the guest before the pause, for clients.
 pub(crate) fn before_pause(report: &SaveReport) -> Option<BeforePauseView> {
-    report.before_pause.map(|before| BeforePauseView {
-        seconds: before.time.as_secs_f64(),
-        system_ms: before.counters.system_time.as_secs_f64() * 1e3,
-        faults: before.counters.faults,
-        exits: before.counters.exits,
-    })
+    report.before_pause.map(|before| paid(before.time, before.counters))
+}
+
+fn paid(time: Duration, counters: FaultCounters) -> BeforePauseView {
+    BeforePauseView {
+        seconds: time.as_secs_f64(),
+        system_ms: counters.system_time.as_secs_f64() * 1e3,
+        faults: counters.faults,
+        exits: counters.exits,
+    }
+}
+
+/// What KVM does for the guest while it is saved: of a save that fails, no report tells it.
+pub(crate) struct Price<'a> {
+    second_level: &'a dyn SecondLevel,
+    began: Instant,
+    /// Counts when the save began; `None` where KVM does not count.
+    counted: Option<FaultCounters>,
+}
+
+impl Price<'_> {
+    /// The price from now on.
+    pub(crate) fn from_now(second_level: &dyn SecondLevel) -> Price<'_> {
+        Price { second_level, began: Instant::now(), counted: second_level.fault_counters().ok() }
+    }
+
+    /// The price until now; `None` where it is not known, or a vCPU has ended.
+    pub(crate) fn so_far(&self) -> Option<BeforePauseView> {
+        let counters = self.second_level.fault_counters().ok()?.since(self.counted?)?;
+        Some(paid(self.began.elapsed(), counters))
+    }
 }
 
 /// Does a part of a save. A panic in it is an error, so that the caller undoes what was begun.
@@ -184,6 +223,17 @@ pub(crate) fn has_gone(client: &File) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_guest_paid_is_told_once_and_only_of_a_save_that_has_read_ram() {
+        let shared = Shared::default();
+        let paid = Some(BeforePauseView { faults: 7, ..BeforePauseView::default() });
+        shared.note_failed(paid);
+        assert_eq!(shared.take_failed(), None);
+        shared.show(SaveProgress { round: 1, done: 0, of: 9 });
+        shared.note_failed(paid);
+        assert_eq!((shared.take_failed(), shared.take_failed()), (paid, None));
+    }
 
     #[test]
     fn a_panic_in_a_part_of_a_save_is_an_error_that_its_client_reads() {

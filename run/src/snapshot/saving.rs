@@ -25,7 +25,7 @@ use wideleaf_vmm::MachineState;
 use wideleaf_vmm::devices::bus::FlushError;
 
 use super::accesses::SavedAccesses;
-use super::parts::{SavedParts, Shared, before_pause, has_gone, unless_it_panics};
+use super::parts::{Price, SavedParts, Shared, before_pause, has_gone, unless_it_panics};
 use super::saved_text;
 use crate::session::{SavedSession, Session};
 use crate::spec::RunSpec;
@@ -214,9 +214,13 @@ fn save_ram(
         has_paused.set(stays?);
         saved.map(|(state, said)| (state, said, paused_at.elapsed()))
     };
-    saver.save(&limits, shared.cancelled(), &progress, at_pause).map_err(|error| match parts.why_over() {
-        Some(why) if matches!(error, SaveError::Cancelled) => format!("cannot save the VM: {why}"),
-        _ => format!("cannot save the VM: {error}"),
+    let price = Price::from_now(&*parts.second_level);
+    saver.save(&limits, shared.cancelled(), &progress, at_pause).map_err(|error| {
+        shared.note_failed(price.so_far());
+        match parts.why_over() {
+            Some(why) if matches!(error, SaveError::Cancelled) => format!("cannot save the VM: {why}"),
+            _ => format!("cannot save the VM: {error}"),
+        }
     })
 }
 
