@@ -47,10 +47,10 @@ use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort};
 use crate::devices::virtio::transport::{DriverSeen, NOTIFY_OFFSET, Workers};
 use crate::devices::virtio::{DEVICES_MAX, DeviceThreads, Interrupt, Place, Transport, VirtioDevice};
 use crate::dma::DeviceMemory;
+use crate::hardware::Hardware;
 use crate::kvm::guest_memory::GuestMemoryError;
 use crate::kvm::saved::{LateState, SavedVcpu};
 use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm};
-use crate::machine::Hardware;
 use crate::run_loop::OnReset;
 use crate::x86::cpuid::Timing;
 use crate::x86::{acpi, cpuid, fault_report, layout, registers};
@@ -322,9 +322,9 @@ pub(crate) fn prepare(
     let is_direct = matches!(image, Image::Direct { .. });
 
     // 2 to 4. KVM, the VM, its interrupts.
-    let mut shell = Shell::create(config, ram, devices.len(), is_direct, watch)?;
-    let serial = SerialPort::new(shell.take_serial_interrupt(), output);
-    let Shell { system, supported, memory, vm, .. } = &shell;
+    let mut bare = BareVm::create(config, ram, devices.len(), is_direct, watch)?;
+    let serial = SerialPort::new(bare.take_serial_interrupt(), output);
+    let BareVm { system, supported, memory, vm, .. } = &bare;
 
     // 5. Guest memory, except what needs a vCPU's answer.
     let device_count = devices.len();
@@ -332,7 +332,7 @@ pub(crate) fn prepare(
     watch.lap("load");
 
     // 6. vCPUs.
-    let vcpus = shell.create_vcpus(config)?;
+    let vcpus = bare.create_vcpus(config)?;
     watch.lap("vcpus");
     // A host with an unstable counter reports no frequency; the guest then has to run without it.
     let tsc_khz = tsc_khz(&vcpus);
@@ -359,13 +359,13 @@ pub(crate) fn prepare(
     }
 
     // 7. Devices.
-    let boards = shell.connect(serial, devices, is_direct)?;
+    let connected = bare.connect(serial, devices, is_direct)?;
     watch.lap("devices");
-    Ok(boards.prepared(vcpus, image.name(), tsc_hz, Kept { msrs, cpuids, reboot, fresh, late: Vec::new() }))
+    Ok(connected.prepared(vcpus, image.name(), tsc_hz, KeptState { msrs, cpuids, reboot, fresh, late: Vec::new() }))
 }
 
 /// The results of steps 2 to 4.
-struct Shell {
+struct BareVm {
     system: KvmSystem,
     supported: CpuId,
     paging: Paging,
@@ -374,14 +374,14 @@ struct Shell {
     serial_interrupt: SerialInterrupt,
 }
 
-impl Shell {
+impl BareVm {
     fn create(
         config: &VmConfig,
         ram: Arc<GuestRam>,
         devices: usize,
         is_direct: bool,
         watch: &mut Stopwatch,
-    ) -> Result<Shell, BootError> {
+    ) -> Result<BareVm, BootError> {
         if devices > DEVICES_MAX {
             return Err(BootError::TooManyDevices { devices });
         }
@@ -404,11 +404,11 @@ impl Shell {
         // 4. Interrupts.
         let serial_interrupt = if is_direct { SerialInterrupt::None } else { create_interrupts(&vm)? };
         watch.lap("interrupts");
-        Ok(Shell { system, supported, paging, memory, vm, serial_interrupt })
+        Ok(BareVm { system, supported, paging, memory, vm, serial_interrupt })
     }
 
     fn create_vcpus(&self, config: &VmConfig) -> Result<Vec<Vcpu>, BootError> {
-        let created = (0..config.vcpus()).map(|index| Ok(self.vm.create_vcpu(index)?));
+        let created = (0..config.vcpus()).map(|index| Ok(Vcpu::create(&self.vm, index)?));
         created.collect()
     }
 
@@ -422,8 +422,8 @@ impl Shell {
         serial: SerialPort,
         devices: Vec<Box<dyn VirtioDevice>>,
         is_direct: bool,
-    ) -> Result<Boards, BootError> {
-        let Shell { paging, memory, vm, .. } = self;
+    ) -> Result<ConnectedVm, BootError> {
+        let BareVm { paging, memory, vm, .. } = self;
         let power = PowerManagement::new((!is_direct).then(|| power_interrupt(&vm)));
         let power_button = power.button();
         let mut bus = create_bus(&serial, power, is_direct);
@@ -431,12 +431,12 @@ impl Shell {
         let device_threads = Arc::new(DeviceThreads::default());
         let workers = Workers::new(Arc::clone(&device_threads));
         let drivers = place_devices(&vm, &mut bus, &memory, devices, &workers, !is_direct)?;
-        Ok(Boards { paging, memory, vm, serial, power_button, bus: Arc::new(bus), device_threads, drivers })
+        Ok(ConnectedVm { paging, memory, vm, serial, power_button, bus: Arc::new(bus), device_threads, drivers })
     }
 }
 
 /// A VM with its devices, and without its vCPUs.
-struct Boards {
+struct ConnectedVm {
     paging: Paging,
     memory: DeviceMemory,
     vm: Arc<Vm>,
@@ -448,7 +448,7 @@ struct Boards {
 }
 
 /// State for a later reset or snapshot.
-struct Kept {
+struct KeptState {
     msrs: Arc<[u32]>,
     cpuids: Vec<CpuId>,
     reboot: Option<Reboot>,
@@ -456,10 +456,10 @@ struct Kept {
     late: Vec<LateState>,
 }
 
-impl Boards {
-    fn prepared(self, vcpus: Vec<Vcpu>, entry_name: &'static str, tsc_hz: Option<u64>, kept: Kept) -> Prepared {
-        let Boards { paging, memory, vm, serial, power_button, bus, device_threads, drivers } = self;
-        let Kept { msrs, cpuids, reboot, fresh, late } = kept;
+impl ConnectedVm {
+    fn prepared(self, vcpus: Vec<Vcpu>, entry_name: &'static str, tsc_hz: Option<u64>, kept: KeptState) -> Prepared {
+        let ConnectedVm { paging, memory, vm, serial, power_button, bus, device_threads, drivers } = self;
+        let KeptState { msrs, cpuids, reboot, fresh, late } = kept;
         Prepared {
             vm,
             vcpus,

@@ -29,6 +29,7 @@ pub mod cells;
 pub mod config;
 pub mod devices;
 pub mod dma;
+mod hardware;
 pub mod kvm;
 pub mod machine;
 pub mod run_loop;

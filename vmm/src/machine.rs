@@ -1,4 +1,5 @@
-//! A running VM: its threads, its devices and its end.
+//! A running VM: its threads, its devices and its end. A [`Machine`] owns all of them; dropping it stops the guest and
+//! joins its threads, so that no guest code runs afterwards.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use crate::boot::reboot::{Reboot, RebootError};
 use crate::boot::{self, BootError, BootImage, SetupTimes, Stopwatch};
 use crate::config::VmConfig;
 use crate::devices::serial::SerialPort;
-use crate::devices::virtio::VirtioDevice;
 use crate::devices::virtio::transport::DriverSeen;
-use crate::devices::{Bus, BusCounters, BusWatch, PowerButton, SerialOutput, SerialSink};
+use crate::devices::{Bus, BusCounters, BusWatch, PowerButton, SerialSink};
 use crate::dma::DeviceMemory;
+pub use crate::hardware::Hardware;
 use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
 use crate::run_loop::{GuestExit, OnReset, RunControl, VcpuState, VcpuThread, WaitingVcpu};
 use crate::sandbox::{Entered, Sandbox};
@@ -37,19 +38,6 @@ pub struct WaitLimits<'a> {
     pub timeout: Option<Duration>,
     /// Flag that ends the wait when it becomes true.
     pub stop: Option<&'a AtomicBool>,
-}
-
-/// The parts of a VM beside its configuration.
-pub struct Hardware {
-    /// New RAM, laid out by [`VmConfig::ram_layout`], already advised and prefaulted as the caller wants.
-    pub ram: Arc<GuestRam>,
-    /// Sinks of the guest's serial output.
-    pub output: SerialOutput,
-    /// Devices in the order of their places: the first is `vda`, `eth0`, or the guest's name for the first
-    /// of its kind.
-    pub devices: Vec<Box<dyn VirtioDevice>>,
-    /// Sandbox that restricts the process while the guest runs, for good.
-    pub sandbox: Option<Arc<Sandbox>>,
 }
 
 /// A VM with running vCPU threads. Dropping it stops and joins them, and closes everything.
@@ -256,8 +244,7 @@ impl Machine {
         watch.lap("sandbox");
         let (mut fresh, mut late) = (fresh.into_iter(), late.into_iter());
         let waiting = |vcpu| WaitingVcpu { vcpu, fresh: fresh.next(), late: late.next() };
-        let waiting = vcpus.into_iter().map(waiting).collect();
-        Ok((machine, waiting))
+        Ok((machine, vcpus.into_iter().map(waiting).collect()))
     }
 
     /// Starts the vCPUs' threads.

@@ -73,11 +73,11 @@ pub(crate) struct VcpuThread {
 }
 
 /// The result of an exit.
-enum Next {
+enum AfterExit {
     /// Enter the guest again.
     Enter,
     /// Read the requests of other threads.
-    Look,
+    ReadRequests,
     /// Report that the guest has ended.
     End(GuestExit),
 }
@@ -159,9 +159,9 @@ impl VcpuThread {
         self.control.enters();
         loop {
             match self.enter_once() {
-                Next::Enter => {}
-                Next::Look => return self.look(),
-                Next::End(exit) => {
+                AfterExit::Enter => {}
+                AfterExit::ReadRequests => return self.look(),
+                AfterExit::End(exit) => {
                     self.control.stop(exit);
                     return VcpuState::Finished;
                 }
@@ -242,29 +242,29 @@ impl VcpuThread {
         self.control.next_state(&mut inner, self.index())
     }
 
-    fn enter_once(&mut self) -> Next {
+    fn enter_once(&mut self) -> AfterExit {
         let was_second_try = std::mem::take(&mut self.is_second_try);
         let ending = match self.vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => match self.bus.write_port(port, data) {
-                BusEvent::None => return Next::Enter,
+                BusEvent::None => return AfterExit::Enter,
                 // Enters KVM once more: that completes this exit, and the kick prevents any further instruction.
-                BusEvent::Reset if self.control.ask_for_reset() => return Next::Enter,
+                BusEvent::Reset if self.control.ask_for_reset() => return AfterExit::Enter,
                 event => Ending::Event(event),
             },
             Ok(VcpuExit::IoIn(port, data)) => {
                 self.bus.read_port(port, data);
-                return Next::Enter;
+                return AfterExit::Enter;
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
                 self.bus.read_memory(Gpa::new(address), data);
-                return Next::Enter;
+                return AfterExit::Enter;
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
                 self.bus.write_memory(Gpa::new(address), data);
-                return Next::Enter;
+                return AfterExit::Enter;
             }
-            Ok(VcpuExit::Intr) => return Next::Look,
-            Err(errno) if matches!(errno.errno(), libc::EINTR | libc::EAGAIN) => return Next::Look,
+            Ok(VcpuExit::Intr) => return AfterExit::ReadRequests,
+            Err(errno) if matches!(errno.errno(), libc::EINTR | libc::EAGAIN) => return AfterExit::ReadRequests,
             Ok(VcpuExit::Shutdown) => Ending::Shutdown,
             Ok(VcpuExit::InternalError) => Ending::InternalError,
             Ok(VcpuExit::FailEntry(reason, host_cpu)) => Ending::FailEntry { reason, host_cpu },
@@ -279,9 +279,9 @@ impl VcpuThread {
                 self.index()
             );
             self.is_second_try = true;
-            return Next::Enter;
+            return AfterExit::Enter;
         }
-        Next::End(self.explain(ending))
+        AfterExit::End(self.explain(ending))
     }
 
     /// Whether KVM reports an event that it could not deliver, and has none: then the guest's access, which has had no

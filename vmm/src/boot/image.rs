@@ -1,4 +1,5 @@
-//! Format and needs of an image: all checks that are possible before a byte of it is in guest memory.
+//! Format and needs of an image: all checks that are possible before a byte of it is in guest memory. The image is not
+//! trusted: every offset and length is checked against the file, and segments that overlap are refused.
 
 use std::ops::Range;
 

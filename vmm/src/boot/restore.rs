@@ -19,12 +19,12 @@ use std::sync::Arc;
 
 use kvm_bindings::CpuId;
 
-use super::{Kept, Prepared, Shell, Stopwatch, timing, tsc_khz};
+use super::{BareVm, KeptState, Prepared, Stopwatch, timing, tsc_khz};
 use crate::config::VmConfig;
 use crate::devices::serial::SerialPort;
+use crate::hardware::Hardware;
 use crate::kvm::saved::tsc::continue_all;
 use crate::kvm::{KvmSystem, Vcpu};
-use crate::machine::Hardware;
 use crate::run_loop::OnReset;
 use crate::state::{MachineState, RestoreError};
 use crate::x86::cpuid;
@@ -41,46 +41,46 @@ pub(crate) fn prepare(
     }
     state.check_fits(config, devices.len())?;
     let is_direct = state.is_direct();
-    let mut shell = Shell::create(config, ram, devices.len(), is_direct, watch)?;
-    let vcpus = shell.create_vcpus(config)?;
+    let mut bare = BareVm::create(config, ram, devices.len(), is_direct, watch)?;
+    let vcpus = bare.create_vcpus(config)?;
     watch.lap("vcpus");
 
-    let cpuids = set_cpuids(&shell, state, &vcpus, is_direct)?;
-    set_frequency(&shell.system, state, &vcpus)?;
+    let cpuids = set_cpuids(&bare, state, &vcpus, is_direct)?;
+    set_frequency(&bare.system, state, &vcpus)?;
     let counters: Vec<_> = state.vcpus.iter().map(|vcpu| vcpu.tsc).collect();
     continue_all(&vcpus, &counters)?;
     let restored = vcpus.iter().zip(&state.vcpus).map(|(vcpu, saved)| saved.cpu.restore(vcpu));
     let late = restored.collect::<Result<_, _>>()?;
     if let Some(interrupts) = &state.interrupts {
-        interrupts.put_back(&shell.vm)?;
+        interrupts.put_back(&bare.vm)?;
     }
-    shell.vm.set_clock_ns(state.clock_ns)?;
+    bare.vm.set_clock_ns(state.clock_ns)?;
     watch.lap("registers");
 
-    let msrs: Arc<[u32]> = shell.system.msrs()?.into();
+    let msrs: Arc<[u32]> = bare.system.msrs()?.into();
     let tsc_hz = tsc_khz(&vcpus).map(|khz| u64::from(khz) * 1000);
     let entry_name = state.entry.name();
-    let serial = SerialPort::restored(shell.take_serial_interrupt(), output, &state.serial);
+    let serial = SerialPort::restored(bare.take_serial_interrupt(), output, &state.serial);
     let serial = serial.ok_or(RestoreError::Damaged("the serial port"))?;
-    let boards = shell.connect(serial, devices, is_direct)?;
-    boards.power_button.restore(state.power)?;
-    boards.bus.restore_counters(state.bus);
+    let connected = bare.connect(serial, devices, is_direct)?;
+    connected.power_button.restore(state.power)?;
+    connected.bus.restore_counters(state.bus);
     watch.lap("devices");
-    Ok(boards.prepared(vcpus, entry_name, tsc_hz, Kept { msrs, cpuids, reboot: None, fresh: Vec::new(), late }))
+    Ok(connected.prepared(vcpus, entry_name, tsc_hz, KeptState { msrs, cpuids, reboot: None, fresh: Vec::new(), late }))
 }
 
 /// Gives each vCPU the CPUID that the guest knows, where this host supports all of it.
 fn set_cpuids(
-    shell: &Shell,
+    bare: &BareVm,
     state: &MachineState,
     vcpus: &[Vcpu],
     is_direct: bool,
 ) -> Result<Vec<CpuId>, RestoreError> {
-    let timing = timing(&shell.system, is_direct, state.tsc_khz);
+    let timing = timing(&bare.system, is_direct, state.tsc_khz);
     let mut cpuids = Vec::with_capacity(vcpus.len());
     for (vcpu, saved) in vcpus.iter().zip(&state.vcpus) {
         let known = saved.cpuid()?;
-        let here = cpuid::for_vcpu(&shell.supported, vcpu.index(), vcpus.len() as u32, timing)
+        let here = cpuid::for_vcpu(&bare.supported, vcpu.index(), vcpus.len() as u32, timing)
             .map_err(super::BootError::Cpuid)?;
         cpuid::check_covers(&here, &known)?;
         vcpu.set_cpuid(&known)?;

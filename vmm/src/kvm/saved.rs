@@ -374,7 +374,7 @@ mod tests {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
         let vm = Vm::create(&system, GuestRam::map(&layout, backing).unwrap(), mib(2)).unwrap();
         vm.create_irqchip().unwrap();
-        let vcpu = vm.create_vcpu(0).unwrap();
+        let vcpu = Vcpu::create(&vm, 0).unwrap();
         vcpu.set_cpuid(&system.supported_cpuid().unwrap()).unwrap();
         Some((system, vm, vcpu))
     }
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn a_start_that_waits_is_in_all_of_the_state_and_not_in_a_part() {
         let Some((_, vm, _first)) = vm() else { return };
-        let vcpu = vm.create_vcpu(1).unwrap();
+        let vcpu = Vcpu::create(&vm, 1).unwrap();
         let mut events = vcpu.fd().get_vcpu_events().unwrap();
         (events.sipi_vector, events.flags) = (0x12, KVM_VCPUEVENT_VALID_SIPI_VECTOR);
         vcpu.fd().set_vcpu_events(&events).unwrap();
@@ -423,7 +423,7 @@ mod tests {
     #[test]
     fn all_counters_continue_in_step_from_their_values() {
         let Some((_, vm, first)) = vm() else { return };
-        let vcpus = [first, vm.create_vcpu(1).unwrap()];
+        let vcpus = [first, Vcpu::create(&vm, 1).unwrap()];
         let saved = [(1_u64 << 50, 7_000), (1 << 50, 5_000)];
         let counters = saved.map(|(value, offset)| serde_json::json!({ "value": value, "offset": offset }));
         let counters = counters.map(|json| serde_json::from_value::<SavedTsc>(json).unwrap());

@@ -1,4 +1,6 @@
-//! The manager's access to KVM's side of one VM, built from memslots, statistics and the run loop's pause.
+//! The manager's access to KVM's side of one VM, built from memslots, statistics and the run loop's pause. The devices'
+//! writes are part of each dirty log, and a pause stops devices as well as vCPUs: neither writes RAM before it is
+//! resumed.
 
 use std::io;
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,5 @@
-//! `/dev/kvm`, opened with actionable errors.
+//! `/dev/kvm`, opened with actionable errors: a KVM that lacks what every VM needs is refused here, before there is a
+//! VM, and optional capabilities are asked for by name.
 
 use std::ffi::CString;
 use std::io;

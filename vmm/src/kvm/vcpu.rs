@@ -1,4 +1,5 @@
-//! One vCPU: registers, CPUID, `KVM_RUN`.
+//! One vCPU: registers, CPUID, `KVM_RUN`. A vCPU keeps its VM, and thereby the guest's RAM, alive. Once it runs, its
+//! registers belong to its own thread; other threads only kick it ([`super::kick`]).
 #![expect(unsafe_code, reason = "KVM reports an internal error in a C union")]
 
 use std::fmt;
@@ -68,8 +69,13 @@ impl fmt::Display for InternalError {
 }
 
 impl Vcpu {
-    pub(super) fn new(fd: VcpuFd, index: u32, vm: Arc<Vm>) -> Result<Vcpu, KvmError> {
-        Ok(Vcpu { fd, index, _vm: vm })
+    /// Creates the vCPU with this number in `vm`.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
+    pub fn create(vm: &Arc<Vm>, index: u32) -> Result<Vcpu, KvmError> {
+        let fd = vm.fd().create_vcpu(u64::from(index)).map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
+        Ok(Vcpu { fd, index, _vm: Arc::clone(vm) })
     }
 
     pub(super) fn fd(&self) -> &VcpuFd {

@@ -1,4 +1,5 @@
-//! The VM: memslots, interrupt controllers, vCPUs.
+//! One VM of KVM: memslots and their dirty logs, interrupt controllers, clock. The RAM stays mapped as long as the VM
+//! exists, memslots do not overlap, and the table of slots here is always the one that KVM has.
 #![expect(unsafe_code, reason = "KVM receives host addresses as numbers; nothing checks that they stay mapped")]
 
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use wideleaf_memory::second_level::{Slot, SlotId};
 use wideleaf_policies::{Bytes, Gpa, PageSize};
 
 use super::memslot::{Memslot, cut};
-use super::{KvmError, KvmStats, KvmSystem, Vcpu};
+use super::{KvmError, KvmStats, KvmSystem};
 
 /// A VM and its RAM. Every vCPU holds it, so the RAM stays mapped as long as any guest code can run.
 #[derive(Debug)]
@@ -134,15 +135,6 @@ impl Vm {
     pub fn register_ioeventfd(&self, event: &EventFd, address: Gpa, value: u32) -> Result<(), KvmError> {
         let address = IoEventAddress::Mmio(address.get());
         self.fd.register_ioevent(event, &address, value).map_err(KvmError::ioctl("KVM_IOEVENTFD"))
-    }
-
-    /// Creates a vCPU of this VM.
-    ///
-    /// # Errors
-    /// [`KvmError::Ioctl`] where KVM refuses the call.
-    pub fn create_vcpu(self: &Arc<Self>, index: u32) -> Result<Vcpu, KvmError> {
-        let fd = self.fd.create_vcpu(u64::from(index)).map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
-        Vcpu::new(fd, index, Arc::clone(self))
     }
 
     /// Opens the VM's statistics.

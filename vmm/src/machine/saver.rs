@@ -1,4 +1,5 @@
-//! Takes the state of a running machine, for a snapshot.
+//! Takes the state of a running machine, for a snapshot: everything but RAM. The caller has paused the VM; a save that
+//! fails changes nothing, and the guest continues when the VM is resumed.
 
 use std::fmt;
 use std::sync::Arc;

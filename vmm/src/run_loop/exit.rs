@@ -1,11 +1,10 @@
-//! The reasons why a guest ends, and its registers at the end, as text.
+//! The reasons why a guest ends, and its registers at the end, as text. Plain data: nothing here reads a vCPU.
 
 use std::fmt;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use crate::kvm::vcpu::InternalError;
-use crate::x86::fault_report::exception_name;
 
 /// Vector of a page fault (SDM vol. 3, 7.15).
 const PAGE_FAULT: u64 = 14;
@@ -245,6 +244,33 @@ impl fmt::Display for GuestExit {
             GuestExit::Stopped => f.write_str("stopped"),
             GuestExit::TimedOut => f.write_str("the guest did not end in time"),
         }
+    }
+}
+
+/// The name of an exception (SDM vol. 3, table 6-1).
+const fn exception_name(vector: u64) -> &'static str {
+    match vector {
+        0 => "#DE divide error",
+        1 => "#DB debug",
+        2 => "NMI",
+        3 => "#BP breakpoint",
+        4 => "#OF overflow",
+        5 => "#BR bound range exceeded",
+        6 => "#UD invalid opcode",
+        7 => "#NM device not available",
+        8 => "#DF double fault",
+        10 => "#TS invalid TSS",
+        11 => "#NP segment not present",
+        12 => "#SS stack fault",
+        13 => "#GP general protection",
+        14 => "#PF page fault",
+        16 => "#MF x87 floating-point error",
+        17 => "#AC alignment check",
+        18 => "#MC machine check",
+        19 => "#XM SIMD floating-point error",
+        20 => "#VE virtualisation",
+        21 => "#CP control protection",
+        _ => "reserved exception",
     }
 }
 

@@ -1,4 +1,5 @@
-//! Signals that end the process in their handler, whatever its threads wait for.
+//! Signals that end the process in their handler, whatever its threads wait for. The handler only reads a clock and
+//! exits, as signal-safety(7) allows.
 
 use std::io;
 use std::sync::Arc;

@@ -18,27 +18,10 @@ use acpi_tables::aml::{Device, Interrupt, Memory32Fixed, Name, ONE, Package, Pat
 use wideleaf_policies::GpaRange;
 
 use super::hmat;
-use super::layout::{ACPI, IOAPIC, LOCAL_APIC};
+use super::layout::{ACPI, ACPI_BYTES_MAX, IOAPIC, LOCAL_APIC};
+pub use super::ports::{POWER_CONTROL_OFFSET, POWER_PORTS, POWER_PORTS_LAST, RESET_PORT, RESET_VALUE, SCI};
 use crate::cells::{GuestCell, split};
 use crate::devices::virtio::{Place, REGISTERS};
-
-/// Room for the tables, in bytes.
-pub const BYTES_MAX: usize = 0x4000;
-
-/// First of the power management ports: event block (4 bytes: status, enable), control block (2). The control block
-/// has the port of QEMU's machines, so that guests which do not read these tables find it too.
-pub const POWER_PORTS: u16 = 0x600;
-/// Offset from there to the control block.
-pub const POWER_CONTROL_OFFSET: u16 = 4;
-/// Last of these ports.
-pub const POWER_PORTS_LAST: u16 = POWER_PORTS + POWER_CONTROL_OFFSET + 1;
-/// Interrupt of power management events: that of every PC. It is level-triggered and active low by default (ACPI
-/// 6.5, 5.2.9); KVM's IOAPIC ignores the polarity.
-pub const SCI: u16 = 9;
-/// The reset register at a PC's usual port, so that Linux also finds it by its own list (`reboot=p`).
-pub const RESET_PORT: u16 = 0xcf9;
-/// Value that causes a hard reset of the CPU (Intel ICH datasheets, "RST_CNT, Reset Control Register").
-pub const RESET_VALUE: u8 = 1 << 1 | 1 << 2;
 
 const RSDP_BYTES: u64 = 36;
 const HEADER_BYTES: usize = 36;
@@ -54,7 +37,7 @@ pub struct Cells<'a> {
 
 /// The tables for this number of vCPUs and virtio devices, and these cells: to be written at [`ACPI`], RSDP first.
 pub fn bytes(vcpus: u8, devices: usize, cells: &Cells<'_>) -> Vec<u8> {
-    let mut tables = Vec::with_capacity(BYTES_MAX);
+    let mut tables = Vec::with_capacity(ACPI_BYTES_MAX);
     tables.resize(RSDP_BYTES.next_multiple_of(16) as usize, 0);
     let mut add = |table: Vec<u8>| -> u64 {
         let at = ACPI.get() + tables.len() as u64;
@@ -75,7 +58,7 @@ pub fn bytes(vcpus: u8, devices: usize, cells: &Cells<'_>) -> Vec<u8> {
     }
     let xsdt = add(table(b"XSDT", 1, &listed));
     tables[..RSDP_BYTES as usize].copy_from_slice(&rsdp(xsdt));
-    assert!(tables.len() <= BYTES_MAX, "{vcpus} vcpus need {} bytes", tables.len());
+    assert!(tables.len() <= ACPI_BYTES_MAX, "{vcpus} vcpus need {} bytes", tables.len());
     tables
 }
 
@@ -292,7 +275,7 @@ mod tests {
         };
         let cells: Vec<GuestCell> = (0..CELLS_MAX as u16).map(cell).collect();
         let cells = Cells { cells: &cells, ram: &ram_ranges(gib(4)) };
-        assert!(bytes(vcpus as u8, devices, &cells).len() <= BYTES_MAX);
+        assert!(bytes(vcpus as u8, devices, &cells).len() <= ACPI_BYTES_MAX);
     }
 
     #[test]

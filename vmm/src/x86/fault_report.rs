@@ -62,33 +62,6 @@ impl FaultFrame {
     }
 }
 
-/// The name of an exception (SDM vol. 3, table 6-1).
-pub const fn exception_name(vector: u64) -> &'static str {
-    match vector {
-        0 => "#DE divide error",
-        1 => "#DB debug",
-        2 => "NMI",
-        3 => "#BP breakpoint",
-        4 => "#OF overflow",
-        5 => "#BR bound range exceeded",
-        6 => "#UD invalid opcode",
-        7 => "#NM device not available",
-        8 => "#DF double fault",
-        10 => "#TS invalid TSS",
-        11 => "#NP segment not present",
-        12 => "#SS stack fault",
-        13 => "#GP general protection",
-        14 => "#PF page fault",
-        16 => "#MF x87 floating-point error",
-        17 => "#AC alignment check",
-        18 => "#MC machine check",
-        19 => "#XM SIMD floating-point error",
-        20 => "#VE virtualisation",
-        21 => "#CP control protection",
-        _ => "reserved exception",
-    }
-}
-
 /// Writes gates, stubs and one task segment per vCPU.
 ///
 /// # Errors

@@ -24,7 +24,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 use wideleaf_protocol::VCPUS_MAX;
 use wideleaf_protocol::direct::DIRECT_BOOT_BYTES;
 
-use super::acpi::{BYTES_MAX as ACPI_BYTES_MAX, POWER_PORTS_LAST};
+use super::ports::POWER_PORTS_LAST;
 use crate::devices::virtio;
 
 /// Address of the descriptor table. It has one page, because the first page stays empty.
@@ -75,6 +75,8 @@ pub const LINUX_PAGE_TABLES: Gpa = Gpa::new(0x1_0000);
 pub const MP_TABLE: Gpa = Gpa::new(0x9_fc00);
 /// ACPI tables: in the range where kernels look for them by default (ACPI 6.5, 5.2.5.1).
 pub const ACPI: Gpa = Gpa::new(0xe_0000);
+/// Room for the ACPI tables, in bytes.
+pub const ACPI_BYTES_MAX: usize = 0x4000;
 /// End of low RAM: above it are the PC's video memory and ROMs, which no guest uses as RAM.
 pub const LOW_RAM_END: Gpa = Gpa::new(0xa_0000);
 /// Lowest address of an image: below are our tables and the PC's legacy ranges.

@@ -14,6 +14,7 @@ mod hmat;
 pub mod layout;
 pub mod mp_table;
 pub mod page_tables;
+pub mod ports;
 pub mod registers;
 pub mod start_info;
 pub mod zero_page;
