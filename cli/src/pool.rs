@@ -23,10 +23,10 @@ use crate::output::{Output, say};
 use crate::table::{number, table};
 
 pub mod args;
-mod kept;
+mod starting_domains;
 
 use args::{PoolArgs, PoolChangeArgs, PoolCommand, PoolListArgs, PoolReleaseArgs, PoolReserveArgs};
-use kept::Kept;
+use starting_domains::KeptPages;
 
 /// Page sizes that have pools.
 const SIZES: [PageSize; 2] = [PageSize::Huge2M, PageSize::Giant1G];
@@ -475,7 +475,7 @@ fn reserved(pools: &HugetlbPools, request: &Request) -> Result<u64, Failure> {
 
 fn with_remedy(error: &PoolError, on_shortage: OnShortage) -> Failure {
     match (error, on_shortage) {
-        (PoolError::NoRoom(_), OnShortage::Refuse) => Failure::Host(format!("{error} (--at-most)")),
+        (PoolError::NotEnoughMemory(_), OnShortage::Refuse) => Failure::Host(format!("{error} (--at-most)")),
         _ => host(error),
     }
 }
@@ -493,7 +493,7 @@ fn release(args: &PoolReleaseArgs) -> Result<(), Failure> {
         }
         error => host(error),
     };
-    let kept = Kept::at(root, args.socket.as_deref());
+    let kept = KeptPages::at(root, args.socket.as_deref());
     let outcome = if *dry_run {
         // A user that may not ask the daemon may still see the rest.
         let kept = kept.pages(*size, *node).unwrap_or_else(|why| {

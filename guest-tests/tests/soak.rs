@@ -23,7 +23,7 @@ use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::ManagedVm;
 use wideleaf_memory::testing::failing_host::FailingHost;
 use wideleaf_memory::testing::failing_second_level::FailingSecondLevel;
-use wideleaf_memory::testing::fault_injection::{Dice, FaultInjection};
+use wideleaf_memory::testing::fault_injection::{FaultInjection, RandomNumbers};
 use wideleaf_memory::{BackingKind, LinuxHost, Manager, ManagerConfig, ManagerReport};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, VmId};
@@ -150,19 +150,25 @@ fn populate(guest: &PatternGuest) {
 
 /// Runs one guest, and one manager after another, at least one: a guest that just began has checked nothing yet,
 /// and if its start takes seconds (the lab beside other work) the deadline may be over by then.
-fn soak_one_guest(kind: BackingKind, checked: Option<Bytes>, deadline: Instant, dice: &mut Dice, tally: &mut Tally) {
+fn soak_one_guest(
+    kind: BackingKind,
+    checked: Option<Bytes>,
+    deadline: Instant,
+    random: &mut RandomNumbers,
+    tally: &mut Tally,
+) {
     let guest = PatternGuest::start(kind, MEMORY, SLOT_BYTES, checked);
     for round in 0..rounds_per_guest(kind) {
         if round > 0 && Instant::now() >= deadline {
             break;
         }
         populate(&guest);
-        let one_in = ONE_IN[dice.below(ONE_IN.len() as u64) as usize];
-        let copy_threads = 1 + dice.below(COPY_THREADS_MAX) as u16;
+        let one_in = ONE_IN[random.below(ONE_IN.len() as u64) as usize];
+        let copy_threads = 1 + random.below(COPY_THREADS_MAX) as u16;
         println!("{}: one call in {one_in} fails, {copy_threads} threads copy", kind.name());
-        let faults = Arc::new(FaultInjection::new(dice.roll(), one_in));
+        let faults = Arc::new(FaultInjection::new(random.number(), one_in));
         let config = ManagerConfig { copy_threads, ..ManagerConfig::default() };
-        let report = manage(&guest, &faults, Chaos::new(dice.roll()), config);
+        let report = manage(&guest, &faults, Chaos::new(random.number()), config);
         assert!(report.ticks > 0, "the manager lives");
         tally.add(&report, &faults);
         guest.assert_all_vcpus_run();
@@ -177,7 +183,7 @@ fn soak_one_guest(kind: BackingKind, checked: Option<Bytes>, deadline: Instant, 
 /// Runs one guest after another for the given time, every second one with memory that it does not check. On a slow
 /// machine (the lab beside other work ticks once a second) it continues until it has met everything a soak must
 /// meet, within a limit.
-fn soak(kind: BackingKind, lasts: Duration, dice: &mut Dice, can_swap: bool) -> Tally {
+fn soak(kind: BackingKind, lasts: Duration, random: &mut RandomNumbers, can_swap: bool) -> Tally {
     let start = Instant::now();
     let mut tally = Tally { can_swap, ..Tally::default() };
     for checked in [Some(PART_CHECKED), None].into_iter().cycle() {
@@ -186,7 +192,7 @@ fn soak(kind: BackingKind, lasts: Duration, dice: &mut Dice, can_swap: bool) -> 
             break;
         }
         let deadline = start + if lasted < lasts { lasts } else { lasts * LONGER_AT_MOST };
-        soak_one_guest(kind, checked, deadline, dice, &mut tally);
+        soak_one_guest(kind, checked, deadline, random, &mut tally);
     }
     tally
 }
@@ -214,14 +220,14 @@ fn whatever_fails_no_data_is_lost_and_all_resources_are_given_back() {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = number_from_environment("WIDELEAF_SOAK_SEED").unwrap_or_else(now);
     println!("WIDELEAF_SOAK_SEED={seed}");
-    let mut dice = Dice::new(seed);
+    let mut random = RandomNumbers::new(seed);
     // Resources that are made once and kept (the library's arenas, the stacks of threads) exist after a first
     // guest.
     let can_swap = can_swap();
-    soak(BackingKind::Anon, Duration::from_secs(1), &mut dice, can_swap);
+    soak(BackingKind::Anon, Duration::from_secs(1), &mut random, can_swap);
     let before = Holdings::now();
     for kind in KINDS {
-        let tally = soak(kind, Duration::from_secs(seconds) / KINDS.len() as u32, &mut dice, can_swap);
+        let tally = soak(kind, Duration::from_secs(seconds) / KINDS.len() as u32, &mut random, can_swap);
         println!("{}: {tally:#?}", kind.name());
         assert!(tally.missing(kind).is_empty(), "not met: {:?}", tally.missing(kind));
     }

@@ -76,13 +76,13 @@ pub struct Aside {
     host: Arc<dyn Host>,
     mover: Arc<dyn Mover>,
     claims: Arc<Claims>,
-    rooms: Mutex<Rooms>,
+    inner: Mutex<Inner>,
     /// Signalled when a thread lets go of a window.
     let_go: Condvar,
 }
 
-struct Rooms {
-    stays: BTreeMap<WindowIndex, Stay>,
+struct Inner {
+    windows: BTreeMap<WindowIndex, WindowState>,
     /// Claim on each window that is aside: a giant with a part aside must not be moved.
     claims: BTreeMap<WindowIndex, PartClaim>,
     free: Vec<u16>,
@@ -94,7 +94,7 @@ struct Rooms {
 
 /// State of a window on its way. The drawing is above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stay {
+enum WindowState {
     /// Exclusive to the thread that holds it and moves it.
     InHand {
         slot: u16,
@@ -192,15 +192,15 @@ impl Aside {
     /// `claims` are those of the RAM that `mover` moves.
     pub fn new(host: Arc<dyn Host>, mover: Arc<dyn Mover>, claims: Arc<Claims>) -> Aside {
         let free = (0..ASIDE_SLOTS).rev().collect();
-        let rooms = Rooms {
-            stays: BTreeMap::new(),
+        let inner = Inner {
+            windows: BTreeMap::new(),
             claims: BTreeMap::new(),
             free,
             unclean: VecDeque::new(),
             is_closed: false,
             report: AsideReport::default(),
         };
-        Aside { host, mover, claims, rooms: Mutex::new(rooms), let_go: Condvar::new() }
+        Aside { host, mover, claims, inner: Mutex::new(inner), let_go: Condvar::new() }
     }
 
     /// Takes a window aside until it is touched or brought back. Missing pages stay missing.
@@ -224,7 +224,7 @@ impl Aside {
         if let Some(why) = unmoved.why.filter(|_| usize::from(unmoved.pages) == all) {
             return Err(why.into());
         }
-        self.rooms().report.set_aside += 1;
+        self.inner().report.set_aside += 1;
         held.leave();
         Ok(())
     }
@@ -236,16 +236,16 @@ impl Aside {
     /// # Errors
     /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).
     pub fn bring_back(&self, window: WindowIndex) -> Result<Option<Moment>, AsideError> {
-        let mut rooms = self.rooms();
-        let answered = self.answer_all(&mut rooms);
-        let touched = match rooms.stays.get(&window).copied() {
-            None | Some(Stay::InHand { .. }) => return Err(AsideError::NotAside(window)),
-            Some(Stay::Away(slot)) => self.restore(&mut rooms, window, slot, false).map(|()| None)?,
-            Some(Stay::Stuck { slot, .. }) => {
-                self.restore(&mut rooms, window, slot, false).map(|()| Some(self.host.now()))?
+        let mut inner = self.inner();
+        let answered = self.answer_all(&mut inner);
+        let touched = match inner.windows.get(&window).copied() {
+            None | Some(WindowState::InHand { .. }) => return Err(AsideError::NotAside(window)),
+            Some(WindowState::Away(slot)) => self.restore(&mut inner, window, slot, false).map(|()| None)?,
+            Some(WindowState::Stuck { slot, .. }) => {
+                self.restore(&mut inner, window, slot, false).map(|()| Some(self.host.now()))?
             }
-            Some(Stay::Touched(at)) => {
-                rooms.stays.remove(&window);
+            Some(WindowState::Touched(at)) => {
+                inner.windows.remove(&window);
                 Some(at)
             }
         };
@@ -258,45 +258,45 @@ impl Aside {
     /// # Errors
     /// [`HostError`] if the waiting threads cannot be determined.
     pub fn serve(&self) -> Result<(), HostError> {
-        let mut rooms = self.rooms();
-        let answered = self.answer_all(&mut rooms);
-        self.retry_stuck(&mut rooms);
+        let mut inner = self.inner();
+        let answered = self.answer_all(&mut inner);
+        self.retry_stuck(&mut inner);
         answered
     }
 
     /// Ends the service: brings everything back, and takes no more windows. Waits for windows in hand, which takes a
     /// bounded number of moves and a copy.
     pub fn close(&self) {
-        let mut rooms = self.rooms();
-        rooms.is_closed = true;
+        let mut inner = self.inner();
+        inner.is_closed = true;
         // First, since some of them will be aside or stuck then.
-        self.let_go.wait_while(&mut rooms, |rooms| rooms.has_in_hand());
-        for (window, stay) in rooms.stays.clone() {
-            if let Stay::Away(slot) | Stay::Stuck { slot, .. } = stay {
-                let _ = self.restore(&mut rooms, window, slot, false); // on an error it is stuck, and counted
+        self.let_go.wait_while(&mut inner, |inner| inner.has_in_hand());
+        for (window, state) in inner.windows.clone() {
+            if let WindowState::Away(slot) | WindowState::Stuck { slot, .. } = state {
+                let _ = self.restore(&mut inner, window, slot, false); // on an error it is stuck, and counted
             }
         }
-        drop(rooms);
+        drop(inner);
         self.clean();
-        let mut rooms = self.rooms();
+        let mut inner = self.inner();
         for _ in 0..CLOSE_ATTEMPTS {
-            if !rooms.has_stuck() {
+            if !inner.has_stuck() {
                 return;
             }
             self.host.sleep(STUCK_RETRY);
-            self.retry_stuck(&mut rooms);
+            self.retry_stuck(&mut inner);
         }
         tracing::error!("windows of guest RAM cannot be brought back; the guest waits for them");
     }
 
     /// Whether the window's pages are aside: for all other parts it looks like a hole.
     pub fn is_aside(&self, window: WindowIndex) -> bool {
-        self.rooms().stays.get(&window).is_some_and(|stay| !matches!(stay, Stay::Touched(_)))
+        self.inner().windows.get(&window).is_some_and(|state| !matches!(state, WindowState::Touched(_)))
     }
 
     /// Whether the service has ended, so that no window is taken any more.
     pub(crate) fn is_closed(&self) -> bool {
-        self.rooms().is_closed
+        self.inner().is_closed
     }
 
     /// Claims a window, for work on it before and after it is aside.
@@ -306,12 +306,12 @@ impl Aside {
 
     /// Counts so far.
     pub fn report(&self) -> AsideReport {
-        self.rooms().report
+        self.inner().report
     }
 
     /// Gives the pages of a slot back that [`Aside::exchange`] left to the caller. The slot is free afterwards.
     pub(crate) fn give_back(&self, slot: u16) {
-        self.rooms().unclean.push_back(slot);
+        self.inner().unclean.push_back(slot);
         self.clean();
     }
 
@@ -325,7 +325,7 @@ impl Aside {
         let held = self.begin_hold(window)?;
         self.make_way(Place::Guest(window), held.place());
         self.move_pages(Place::Guest(window), held.place(), ALL_PAGES, Refused::Stop)?;
-        self.rooms().report.set_aside += 1;
+        self.inner().report.set_aside += 1;
         Ok(held)
     }
 
@@ -384,72 +384,72 @@ impl Aside {
 
     /// Claims a window and gives it a slot. Moves nothing yet.
     fn take_in_hand(&self, window: WindowIndex) -> Result<u16, AsideError> {
-        let mut rooms = self.rooms();
-        if rooms.is_closed {
+        let mut inner = self.inner();
+        if inner.is_closed {
             return Err(AsideError::Closed);
         }
-        if rooms.stays.contains_key(&window) {
+        if inner.windows.contains_key(&window) {
             return Err(AsideError::AlreadyAside(window));
         }
         let claim = self.claims.window_aside(window).map_err(|claimed| AsideError::Claimed(window, claimed))?;
-        let slot = rooms.free.pop().ok_or(AsideError::Full)?;
-        rooms.claims.insert(window, claim);
-        rooms.stays.insert(window, Stay::InHand { slot, is_touched: false });
+        let slot = inner.free.pop().ok_or(AsideError::Full)?;
+        inner.claims.insert(window, claim);
+        inner.windows.insert(window, WindowState::InHand { slot, is_touched: false });
         Ok(slot)
     }
 
     /// A panic under the lock leaves the map as it was between two steps; the pages must come back all the same.
-    fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        self.rooms.lock()
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock()
     }
 
-    fn answer_all(&self, rooms: &mut Rooms) -> Result<(), HostError> {
+    fn answer_all(&self, inner: &mut Inner) -> Result<(), HostError> {
         let mut touches = Vec::new();
         let mut answered = self.mover.read_touches(&mut touches);
         for window in touches {
-            match rooms.stays.get(&window).copied() {
-                Some(Stay::Away(slot)) => self.bring_back_touched(rooms, window, slot),
-                Some(Stay::InHand { slot, .. }) => {
-                    rooms.stays.insert(window, Stay::InHand { slot, is_touched: true });
+            match inner.windows.get(&window).copied() {
+                Some(WindowState::Away(slot)) => self.bring_back_touched(inner, window, slot),
+                Some(WindowState::InHand { slot, .. }) => {
+                    inner.windows.insert(window, WindowState::InHand { slot, is_touched: true });
                 }
                 // Threads that wait for a stuck window keep waiting.
-                Some(Stay::Stuck { .. }) => {}
+                Some(WindowState::Stuck { .. }) => {}
                 // It came back between the touch and the reading of it.
-                Some(Stay::Touched(_)) | None => answered = answered.and(self.mover.wake(window)),
+                Some(WindowState::Touched(_)) | None => answered = answered.and(self.mover.wake(window)),
             }
         }
         answered
     }
 
-    fn bring_back_touched(&self, rooms: &mut Rooms, window: WindowIndex, slot: u16) {
-        rooms.report.touched += 1;
-        let _ = self.restore(rooms, window, slot, true); // on an error it is stuck, and counted
+    fn bring_back_touched(&self, inner: &mut Inner, window: WindowIndex, slot: u16) {
+        inner.report.touched += 1;
+        let _ = self.restore(inner, window, slot, true); // on an error it is stuck, and counted
     }
 
-    fn retry_stuck(&self, rooms: &mut Rooms) {
-        for (window, stay) in rooms.stays.clone() {
-            if let Stay::Stuck { slot, is_awaited } = stay {
-                let _ = self.restore(rooms, window, slot, is_awaited); // on an error it is stuck again
+    fn retry_stuck(&self, inner: &mut Inner) {
+        for (window, state) in inner.windows.clone() {
+            if let WindowState::Stuck { slot, is_awaited } = state {
+                let _ = self.restore(inner, window, slot, is_awaited); // on an error it is stuck again
             }
         }
     }
 
     /// Brings the pages of a window back, then wakes the waiting threads. On an error or a panic, the
     /// window is stuck.
-    fn restore(&self, rooms: &mut Rooms, window: WindowIndex, slot: u16, is_awaited: bool) -> Result<(), HostError> {
-        rooms.stays.insert(window, Stay::Stuck { slot, is_awaited });
-        let back = self.return_pages(window, slot, &mut rooms.report).and_then(|()| self.mover.unwatch(window));
+    fn restore(&self, inner: &mut Inner, window: WindowIndex, slot: u16, is_awaited: bool) -> Result<(), HostError> {
+        inner.windows.insert(window, WindowState::Stuck { slot, is_awaited });
+        let back = self.return_pages(window, slot, &mut inner.report).and_then(|()| self.mover.unwatch(window));
         match back {
             Ok(()) => {
-                rooms.free.push(slot);
-                rooms.is_in_place(window);
+                inner.free.push(slot);
+                inner.is_in_place(window);
                 if is_awaited {
-                    rooms.stays.insert(window, Stay::Touched(self.host.now()));
+                    inner.windows.insert(window, WindowState::Touched(self.host.now()));
                 }
             }
             Err(ref error) => {
                 tracing::warn!("{window} is not back yet: {error}");
-                rooms.report.stuck += 1;
+                inner.report.stuck += 1;
             }
         }
         back
@@ -510,9 +510,9 @@ impl Aside {
     /// Gives back the old pages of replaced windows; only then are their slots usable. One slot at a time: the rest
     /// stays available to other threads.
     fn clean(&self) {
-        let unclean = self.rooms().unclean.len();
+        let unclean = self.inner().unclean.len();
         for _ in 0..unclean {
-            let Some(slot) = self.rooms().unclean.pop_front() else { return };
+            let Some(slot) = self.inner().unclean.pop_front() else { return };
             let mut cleaning = Cleaning { aside: self, slot, is_clean: false };
             cleaning.is_clean = self.mover.discard(Place::Aside(slot), ALL_PAGES).is_ok();
         }
@@ -552,25 +552,25 @@ impl Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         self.close();
-        if self.rooms().has_stuck() {
+        if self.inner().has_stuck() {
             // Closing the userfaultfd would wake the waiting threads, which would read zeroes.
             std::mem::forget(Arc::clone(&self.mover));
-            std::mem::forget(std::mem::take(&mut self.rooms().claims));
+            std::mem::forget(std::mem::take(&mut self.inner().claims));
         }
     }
 }
 
-impl Rooms {
+impl Inner {
     fn has_stuck(&self) -> bool {
-        self.stays.values().any(|stay| matches!(stay, Stay::Stuck { .. }))
+        self.windows.values().any(|state| matches!(state, WindowState::Stuck { .. }))
     }
 
     fn has_in_hand(&self) -> bool {
-        self.stays.values().any(|stay| matches!(stay, Stay::InHand { .. }))
+        self.windows.values().any(|state| matches!(state, WindowState::InHand { .. }))
     }
 
     fn is_in_place(&mut self, window: WindowIndex) {
-        self.stays.remove(&window);
+        self.windows.remove(&window);
         self.claims.remove(&window);
     }
 }
@@ -584,11 +584,11 @@ struct Cleaning<'a> {
 
 impl Drop for Cleaning<'_> {
     fn drop(&mut self) {
-        let mut rooms = self.aside.rooms();
+        let mut inner = self.aside.inner();
         if self.is_clean {
-            rooms.free.push(self.slot);
+            inner.free.push(self.slot);
         } else {
-            rooms.unclean.push_back(self.slot);
+            inner.unclean.push_back(self.slot);
         }
     }
 }
@@ -630,9 +630,9 @@ impl Held<'_> {
         aside.move_pages(new, Place::Guest(window), ALL_PAGES, Refused::Stop)?;
         aside.mover.unwatch(window)?;
         let unavailable = aside.host.now().since(self.began);
-        self.let_go(|rooms| {
-            rooms.is_in_place(window);
-            rooms.report.replaced += 1;
+        self.let_go(|inner| {
+            inner.is_in_place(window);
+            inner.report.replaced += 1;
         });
         Ok((unavailable, slot))
     }
@@ -642,26 +642,26 @@ impl Held<'_> {
     pub(crate) fn put_back(mut self) -> Result<Duration, HostError> {
         let Held { aside, window, slot, began, .. } = self;
         let mut back = Ok(());
-        self.let_go(|rooms| back = aside.restore(rooms, window, slot, false));
+        self.let_go(|inner| back = aside.restore(inner, window, slot, false));
         back.map(|()| aside.host.now().since(began))
     }
 
     /// Leaves it aside, or brings it back at once if it was touched on its way.
     fn leave(mut self) {
         let Held { aside, window, slot, .. } = self;
-        self.let_go(|rooms| {
-            let was = rooms.stays.insert(window, Stay::Away(slot));
-            if matches!(was, Some(Stay::InHand { is_touched: true, .. })) {
-                aside.bring_back_touched(rooms, window, slot);
+        self.let_go(|inner| {
+            let was = inner.windows.insert(window, WindowState::Away(slot));
+            if matches!(was, Some(WindowState::InHand { is_touched: true, .. })) {
+                aside.bring_back_touched(inner, window, slot);
             }
         });
     }
 
-    fn let_go(&mut self, settle: impl FnOnce(&mut Rooms)) {
+    fn let_go(&mut self, settle: impl FnOnce(&mut Inner)) {
         self.state = Holding::LetGo;
-        let mut rooms = self.aside.rooms();
+        let mut inner = self.aside.inner();
         self.aside.let_go.notify_all(); // waiters continue when the lock is free, also after a panic here
-        settle(&mut rooms);
+        settle(&mut inner);
     }
 }
 
@@ -670,12 +670,12 @@ impl Drop for Held<'_> {
         let Held { aside, window, slot, state, .. } = *self;
         match state {
             Holding::LetGo => {}
-            Holding::NotBegun => self.let_go(|rooms| {
-                rooms.is_in_place(window);
-                rooms.free.push(slot);
+            Holding::NotBegun => self.let_go(|inner| {
+                inner.is_in_place(window);
+                inner.free.push(slot);
             }),
             // On an error it is stuck, and counted.
-            Holding::Moved => self.let_go(|rooms| drop(aside.restore(rooms, window, slot, false))),
+            Holding::Moved => self.let_go(|inner| drop(aside.restore(inner, window, slot, false))),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! answers until it is stopped, and how a window that may be huge is let go.
 //!
 //! ```text
-//!   Serving ── ends, asks for the report ──▶ thread: wait, read, answer, wait ...
+//!   ServiceThread ── ends, reads counts ───▶ thread: wait, read, answer, wait ...
 //!                                                │
 //!   Service    what is done with a touch  ◀──────┤
 //!      └─ Faults    window   0    1    2    3    │  Some: registered, and the service's own state of it
@@ -111,21 +111,21 @@ impl<R: Clone> Counted<R> {
 
 /// A service in its thread. Dropping it ends the thread.
 #[derive(Debug)]
-pub(crate) struct Serving<R> {
+pub(crate) struct ServiceThread<R> {
     counted: Counted<R>,
     /// End of the thread's pipe; dropping it is the order to end.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<R: ServiceReport> Serving<R> {
+impl<R: ServiceReport> ServiceThread<R> {
     /// Starts the thread. If that is not possible, the service is dropped.
     pub(crate) fn start<S: Service<Report = R>>(
         name: &str,
         host: Arc<dyn Host>,
         counted: Counted<R>,
         service: S,
-    ) -> io::Result<Serving<R>> {
+    ) -> io::Result<ServiceThread<R>> {
         let (stopped, stop) = io::pipe()?;
         let of_thread = counted.clone();
         let work = move || {
@@ -133,7 +133,7 @@ impl<R: ServiceReport> Serving<R> {
             run(host.as_ref(), service, &of_thread, &stopped);
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(work)?;
-        Ok(Serving { counted, stop: Some(stop), thread: Some(thread) })
+        Ok(ServiceThread { counted, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Counts so far.
@@ -156,7 +156,7 @@ impl<R: ServiceReport> Serving<R> {
     }
 }
 
-impl<R> Serving<R> {
+impl<R> ServiceThread<R> {
     /// Ends the thread, if it has not ended, and returns whether it panicked (it has printed its message).
     fn end(&mut self) -> bool {
         drop(self.stop.take());
@@ -164,7 +164,7 @@ impl<R> Serving<R> {
     }
 }
 
-impl<R> Drop for Serving<R> {
+impl<R> Drop for ServiceThread<R> {
     fn drop(&mut self) {
         self.end();
     }
@@ -254,7 +254,7 @@ impl Touch {
 
 /// How a window became huge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Brought {
+pub(crate) enum MadeHuge {
     ByFault,
     ByCollapse,
 }
@@ -461,7 +461,7 @@ impl<S> Faults<S> {
     ///
     /// # Errors
     /// The name under which a failure is counted.
-    pub(crate) fn let_go_huge(&mut self, host: &dyn Host, touch: Touch) -> Result<Brought, &'static str> {
+    pub(crate) fn let_go_huge(&mut self, host: &dyn Host, touch: Touch) -> Result<MadeHuge, &'static str> {
         self.let_go(touch).map_err(|_| "refused_release")?;
         // A write by the touch itself would do; but a read brings the huge zero page, which older kernels split at
         // the first write. Besides, the page must be there before it can be checked.
@@ -470,13 +470,13 @@ impl<S> Faults<S> {
         }
         let range = self.regions[touch.region].range;
         if window_backing(host, range, None, touch.window).is_ok_and(|now| now.backing == Backing::Huge2M) {
-            return Ok(Brought::ByFault);
+            return Ok(MadeHuge::ByFault);
         }
         let busy = OutcomeResult::Refused(Refusal::Busy);
         let mut attempts = (0..COLLAPSE_ATTEMPTS).map(|_| collapse_window(host, range, touch.window).result);
         match attempts.find(|result| *result != busy).unwrap_or(busy) {
-            OutcomeResult::Done => Ok(Brought::ByCollapse),
-            OutcomeResult::Skipped(Skip::AlreadyDone) => Ok(Brought::ByFault),
+            OutcomeResult::Done => Ok(MadeHuge::ByCollapse),
+            OutcomeResult::Skipped(Skip::AlreadyDone) => Ok(MadeHuge::ByFault),
             refused => Err(refused.name()),
         }
     }

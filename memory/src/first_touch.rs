@@ -55,7 +55,7 @@ use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageS
 
 use crate::backing::{BackingConfig, BackingKind};
 pub use crate::faults::RegisterError;
-use crate::faults::{Brought, Counted, Faults, Service, Serving, Touch};
+use crate::faults::{Counted, Faults, MadeHuge, Service, ServiceThread, Touch};
 use crate::host::{Advice, Host as _, HostError, linux::LinuxHost};
 use crate::kernel::Kernel;
 use crate::page_tables_freed::page_tables_freed;
@@ -78,7 +78,7 @@ pub use report::{FirstTouchReport, PageCounts, PagesNow, RegionReport};
 
 /// The service in its thread. See the module.
 pub struct FirstTouch {
-    serving: Serving<FirstTouchReport>,
+    serving: ServiceThread<FirstTouchReport>,
     host: Arc<dyn Kernel>,
     vms: Vec<(VmId, Arc<GuestRam>)>,
 }
@@ -157,7 +157,7 @@ impl FirstTouch {
         if tables_stay {
             service.advise_undecided(Advice::HugePage);
         }
-        let serving = Serving::start("first-touch", host.clone(), counted, service);
+        let serving = ServiceThread::start("first-touch", host.clone(), counted, service);
         Ok(FirstTouch { serving: serving.map_err(FirstTouchError::Thread)?, host, vms })
     }
 
@@ -353,7 +353,7 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
             Ok(how) => {
                 self.count_first(touch, PageSize::Huge2M, |report| {
                     report.answered_2m += 1;
-                    report.by_collapse += u64::from(how == Brought::ByCollapse);
+                    report.by_collapse += u64::from(how == MadeHuge::ByCollapse);
                 });
                 Ok(())
             }
@@ -372,7 +372,7 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
     ///
     /// The advice comes first: a fault after it leaves no page table behind. While the window is registered, only
     /// this service can bring a page into an empty one, so the discard cannot lose any; a file keeps its pages.
-    fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
+    fn bring_huge(&mut self, touch: Touch) -> Result<MadeHuge, &'static str> {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
         advised.map_err(|error| OutcomeResult::from(&error).name())?;
         let ram = self.faults.ram(touch);

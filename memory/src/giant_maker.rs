@@ -71,7 +71,9 @@ pub fn make_in(pools: &HugetlbPools, file: &GiantFile, policy: Option<NodePolicy
     let made = make_on(pools, file, node, policy.as_ref());
     let may_be_elsewhere = policy.is_some_and(|policy| policy.mode == MemoryMode::Preferred) && node.is_some();
     match made {
-        Err(NotMade::Pool(PoolError::NoRoom(_) | PoolError::Short(_)) | NotMade::NotMapped(_)) if may_be_elsewhere => {
+        Err(NotMade::Pool(PoolError::NotEnoughMemory(_) | PoolError::Short(_)) | NotMade::NotMapped(_))
+            if may_be_elsewhere =>
+        {
             make_on(pools, file, None, policy.as_ref())
         }
         made => made,

@@ -1,4 +1,5 @@
-//! A page of 1 GiB of the hugetlb pool, held by a file.
+//! A page of 1 GiB of the hugetlb pool, held by a file: as long as the file is open, no other process gets the page,
+//! and it goes back to the pool when the file is closed and nothing maps it.
 
 use std::fs::File;
 use std::io;

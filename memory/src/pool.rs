@@ -41,7 +41,7 @@ pub use intent::{Intent, Settled};
 pub use lease::PoolLease;
 pub use making::{MadeBy, NewPages, NotMade};
 pub use mounts::HugetlbMount;
-pub use node_memory::{Blocks, NoRoom, NodeRoom};
+pub use node_memory::{Blocks, NodeRoom, NotEnoughMemory};
 pub use resize::{Note, OnShortage, Plan, Release, Request, Returned};
 
 /// Maximum number of reads of a pool with numbers that contradict each other, before that is an error. The numbers
@@ -233,7 +233,7 @@ pub enum PoolError {
     Short(Shortage),
     /// There is not enough memory to make pages.
     #[error("{0}")]
-    NoRoom(Box<NoRoom>),
+    NotEnoughMemory(Box<NotEnoughMemory>),
     /// More pages are to be released than are unused.
     #[error(
         "cannot release {asked} pages of {}: {unused} are unused, of {} in the pool, {} in use, {} promised{}",
@@ -255,7 +255,7 @@ impl PoolError {
     /// Whether the pool is known to be unchanged: it was not touched, or new pages were given back. The note of the
     /// change is then closed. The numbers cannot decide it: another program may have changed them since.
     pub fn leaves_pool_as_it_was(&self) -> bool {
-        matches!(self, PoolError::NotBegun(_) | PoolError::NoRoom(_))
+        matches!(self, PoolError::NotBegun(_) | PoolError::NotEnoughMemory(_))
     }
 }
 

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, PerTenThousand, ReservationRules, Reservations, VmId};
 
 use crate::backing::BackingConfig;
-use crate::faults::{Counted, Faults, RegisterError, Serving};
+use crate::faults::{Counted, Faults, RegisterError, ServiceThread};
 use crate::host::{Advice, Host, linux::LinuxHost};
 use crate::region::GuestRam;
 use crate::sys::userfaultfd::{Mode, Userfaultfd, UserfaultfdError};
@@ -59,7 +59,7 @@ use reserving::{LOOK_AT_HOST_EVERY, Reserving, State};
 
 /// The service in its thread. See the module.
 #[derive(Debug)]
-pub struct ReservedFrames(Serving<ReservedFramesReport>);
+pub struct ReservedFrames(ServiceThread<ReservedFramesReport>);
 
 /// Why frames cannot be reserved.
 #[derive(Debug, thiserror::Error)]
@@ -122,7 +122,7 @@ impl ReservedFrames {
         for (vm, ram) in &vms {
             ram.set_frames_service(service.requests.way(*vm).map_err(ReservedFramesError::Thread)?);
         }
-        let serving = Serving::start("reserved-frames", host, counted, service);
+        let serving = ServiceThread::start("reserved-frames", host, counted, service);
         serving.map(ReservedFrames).map_err(ReservedFramesError::Thread)
     }
 

@@ -48,7 +48,7 @@ mod used;
 
 pub use round::SaveRound;
 
-use convergence::{Convergence, InPause, Next};
+use convergence::{Convergence, InPause, NextStep};
 use logs::Logs;
 use round::{Job, Rounds};
 use used::Used;
@@ -317,7 +317,7 @@ impl Saver<'_> {
             // Outside the pause, since this is a call to the kernel for each vCPU.
             let before_pause = self.before_pause(starting, counted);
             let mut done = None;
-            let state = at_pause(LastPages(&mut |turn| running.take_turn(turn, &mut done)));
+            let state = at_pause(LastPages(&mut |step| running.take_last_step(step, &mut done)));
             if !running.convergence.goes_on() {
                 break (state?, done.ok_or(SaveError::NoLastPages)?, before_pause);
             }
@@ -391,22 +391,22 @@ impl Running<'_> {
             self.left = self.saver.changed(&self.logs)?;
             let asking = self.saver.host.now().since(asked);
             match self.convergence.after(round, count(&self.left), asking) {
-                Next::Round => {}
-                Next::Pause => return Ok(()),
-                Next::Refuse(error) => return Err(error),
+                NextStep::Round => {}
+                NextStep::Pause => return Ok(()),
+                NextStep::Refuse(error) => return Err(error),
             }
         }
     }
 
     /// Saves what is left while the guest is paused, or returns it; or the rounds go on.
-    fn take_turn(&mut self, turn: Turn, done: &mut Option<Done>) -> Result<Vec<LeftPages>, SaveError> {
-        let lasted = match turn {
-            Turn::Write { lasted } => lasted,
-            Turn::BreakOff { lasted } => {
+    fn take_last_step(&mut self, step: LastStep, done: &mut Option<Done>) -> Result<Vec<LeftPages>, SaveError> {
+        let lasted = match step {
+            LastStep::Write { lasted } => lasted,
+            LastStep::BreakOff { lasted } => {
                 self.convergence.break_off(Some(lasted));
                 return Err(SaveError::GoesOn);
             }
-            Turn::PutOff => {
+            LastStep::PutOff => {
                 self.convergence.put_off();
                 return Err(SaveError::GoesOn);
             }
@@ -435,7 +435,7 @@ struct Done {
 }
 
 /// What the caller does when only a pause is left.
-enum Turn {
+enum LastStep {
     /// The guest has been paused for this long: the last pages come.
     Write { lasted: Duration },
     /// The guest has been paused for this long, and has no state.
@@ -445,7 +445,7 @@ enum Turn {
 }
 
 /// The pages that are left when the guest is paused, or is about to be.
-pub struct LastPages<'a>(&'a mut dyn FnMut(Turn) -> Result<Vec<LeftPages>, SaveError>);
+pub struct LastPages<'a>(&'a mut dyn FnMut(LastStep) -> Result<Vec<LeftPages>, SaveError>);
 
 impl LastPages<'_> {
     /// Writes them in a pause that has lasted for this long. Neither vCPUs nor devices run from before this call until
@@ -464,19 +464,19 @@ impl LastPages<'_> {
     /// # Errors
     /// As [`LastPages::write`].
     pub fn write_or_leave(self, lasted: Duration) -> Result<Vec<LeftPages>, SaveError> {
-        (self.0)(Turn::Write { lasted })
+        (self.0)(LastStep::Write { lasted })
     }
 
     /// Breaks off a pause that has lasted for this long, and in which the machine's state cannot be taken in time. The
     /// closure resumes the VM and returns the result.
     pub fn break_off(self, lasted: Duration) -> SaveError {
-        (self.0)(Turn::BreakOff { lasted }).err().unwrap_or(SaveError::NoLastPages)
+        (self.0)(LastStep::BreakOff { lasted }).err().unwrap_or(SaveError::NoLastPages)
     }
 
     /// Asks for another round before the pause: the guest has run on while the closure did something that took a while.
     /// The closure returns the result.
     pub fn put_off(self) -> SaveError {
-        (self.0)(Turn::PutOff).err().unwrap_or(SaveError::NoLastPages)
+        (self.0)(LastStep::PutOff).err().unwrap_or(SaveError::NoLastPages)
     }
 }
 

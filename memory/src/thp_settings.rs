@@ -1,4 +1,4 @@
-//! What the host's settings for THP say.
+//! Reads the host's settings for THP from sysfs; changes none.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Speed of the machine's memory, and memory made fast before a measurement.
+//! Measures how fast warm memory is copied on this machine, and touches free memory before a measurement so that both
+//! of its arms find it equally fast. Both allocate ordinary memory and give it back; guests are not touched.
 
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 

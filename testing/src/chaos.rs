@@ -1,25 +1,25 @@
 //! A policy for tests that asks for random actions on random windows, with every sensor enabled. It keeps no budget
 //! and expects nothing.
 
-use wideleaf_memory::testing::fault_injection::Dice;
+use wideleaf_memory::testing::fault_injection::RandomNumbers;
 use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::{Action, Budget, Cost, Moment, NodeId, PageSize, Plan, Snapshot, VmId, WindowIndex};
 
 /// A seeded random policy.
 #[derive(Clone, Debug)]
 pub struct Chaos {
-    dice: Dice,
+    random: RandomNumbers,
 }
 
 impl Chaos {
     /// Creates a policy. The same seed plans the same actions for the same snapshots.
     pub fn new(seed: u64) -> Chaos {
-        Chaos { dice: Dice::new(seed) }
+        Chaos { random: RandomNumbers::new(seed) }
     }
 
     /// The action for one window, if any.
     fn action(&mut self, vm: VmId, window: WindowIndex) -> Option<Action> {
-        match self.dice.below(6) {
+        match self.random.below(6) {
             0 => Some(Action::Promote { vm, window, to: PageSize::Huge2M }),
             1 => Some(Action::Demote { vm, window, to: PageSize::Base4K }),
             2 => Some(Action::Release { vm, window }),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, WindowIndex};
 
-use super::reshape::{Holes, Reshape, Reshaped, Within};
+use super::reshape::{AroundCall, Holes, Reshape, Reshaped};
 use crate::host::{Advice, Host};
 use crate::region::RamRange;
 
@@ -45,7 +45,7 @@ pub fn collapse_full_window(host: &dyn Host, range: RamRange, window: WindowInde
 
 /// Collapses one window; `within` makes the call to the kernel.
 pub(super) fn collapse(
-    within: Within<'_>,
+    within: AroundCall<'_>,
     host: &dyn Host,
     range: RamRange,
     window: WindowIndex,

@@ -1,5 +1,6 @@
-//! Pages of one giant that a guest writes during its copy: the dirty logs of all memslots over it, as one set
-//! of base pages.
+//! Pages of one giant that a guest writes during its copy: the dirty logs of all memslots over it, as one set of base
+//! pages. Logs that were off are switched on for the copy and off again when the [`DirtyLog`] is dropped; the contents
+//! of memory are not touched.
 
 use wideleaf_policies::{Gpa, GpaRange, OutcomeResult, PageSize, Refusal};
 

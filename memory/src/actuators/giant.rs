@@ -320,7 +320,7 @@ impl From<PoolError> for Unswapped {
     fn from(error: PoolError) -> Unswapped {
         tracing::debug!(%error, "no giant page");
         let result = match error {
-            PoolError::Short(_) | PoolError::NoRoom(_) | PoolError::InUse { .. } => {
+            PoolError::Short(_) | PoolError::NotEnoughMemory(_) | PoolError::InUse { .. } => {
                 OutcomeResult::Refused(Refusal::NoHugePage)
             }
             PoolError::NoPool(..) | PoolError::NoNode { .. } => OutcomeResult::Skipped(Skip::NoMechanism),

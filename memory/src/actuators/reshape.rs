@@ -48,7 +48,7 @@ pub(super) struct Reshaped {
 }
 
 /// Makes the given call to the kernel, with what has to be done before and after it.
-pub(super) type Within<'a> = &'a dyn Fn(&dyn Fn() -> Result<(), HostError>) -> Result<(), HostError>;
+pub(super) type AroundCall<'a> = &'a dyn Fn(&dyn Fn() -> Result<(), HostError>) -> Result<(), HostError>;
 
 impl Reshape {
     /// Changes one window of RAM that is not hugetlb.
@@ -57,7 +57,7 @@ impl Reshape {
     }
 
     /// The same; `within` makes the call.
-    pub fn run_within(self, within: Within<'_>, host: &dyn Host, range: RamRange, window: WindowIndex) -> Reshaped {
+    pub fn run_within(self, within: AroundCall<'_>, host: &dyn Host, range: RamRange, window: WindowIndex) -> Reshaped {
         let skipped = OutcomeResult::Skipped(Skip::AlreadyDone);
         let mut reshaped = Reshaped { result: skipped, unavailable: Duration::ZERO, resident: [0; 2] };
         let result = self.try_run(within, host, range, window, &mut reshaped);
@@ -67,7 +67,7 @@ impl Reshape {
 
     fn try_run(
         self,
-        within: Within<'_>,
+        within: AroundCall<'_>,
         host: &dyn Host,
         range: RamRange,
         window: WindowIndex,

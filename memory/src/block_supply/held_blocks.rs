@@ -1,4 +1,6 @@
-//! Huge pages that this process holds for a moment: each is one window of an address range of their own.
+//! Huge pages that this process holds for a moment, so that the kernel makes others free: each is one window of an
+//! address range of their own. They touch no guest's memory, and all go back to the host together, at the latest when
+//! the holder is dropped.
 
 use std::sync::Arc;
 

@@ -50,7 +50,7 @@ impl Stop {
 
 /// Result of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum Reading {
     /// It takes two looks to know.
     NotYet,
     /// Other work does not wait for more than the rules permit.
@@ -63,7 +63,7 @@ pub(super) enum Seen {
 #[derive(Debug)]
 pub(super) struct PressureWatch {
     before: Option<Totals>,
-    seen: Seen,
+    seen: Reading,
     /// Time of this thread's requests since the latest look.
     own: Duration,
 }
@@ -78,7 +78,7 @@ struct Totals {
 
 impl PressureWatch {
     pub fn new() -> PressureWatch {
-        PressureWatch { before: None, seen: Seen::NotYet, own: Duration::ZERO }
+        PressureWatch { before: None, seen: Reading::NotYet, own: Duration::ZERO }
     }
 
     /// Subtracts this time of a request from the next look.
@@ -87,13 +87,13 @@ impl PressureWatch {
     }
 
     /// The pressure since the look before.
-    pub fn look(&mut self, host: &dyn Host, rules: &SupplyRules) -> Seen {
+    pub fn look(&mut self, host: &dyn Host, rules: &SupplyRules) -> Reading {
         let before = self.before.filter(|before| host.now().since(before.at) < FORGET_AFTER);
         let is_recent = before.is_some_and(|before| host.now().since(before.at) < LOOK_EVERY);
         if !is_recent {
             let now = Totals::read(host);
             let own = std::mem::take(&mut self.own);
-            self.seen = before.map_or(Seen::NotYet, |before| before.until(&now, own, host, rules));
+            self.seen = before.map_or(Reading::NotYet, |before| before.until(&now, own, host, rules));
             self.before = Some(now);
         }
         self.seen
@@ -107,7 +107,7 @@ impl Totals {
     }
 
     /// `own`: time of this thread's requests in between.
-    fn until(&self, now: &Totals, own: Duration, host: &dyn Host, rules: &SupplyRules) -> Seen {
+    fn until(&self, now: &Totals, own: Duration, host: &dyn Host, rules: &SupplyRules) -> Reading {
         let time = now.at.since(self.at);
         let stalls = |from: Option<Duration>, to: Option<Duration>| Some(to?.saturating_sub(from?));
         let is_over = |stalled: Duration, max| share(stalled, time) > max;
@@ -117,9 +117,9 @@ impl Totals {
             None => has_thread_without_cpu(host),
         };
         match memory {
-            Some(stalled) if is_over(stalled, rules.memory_stalls_max) => Seen::Pressure(Stop::MemoryPressure),
-            _ if is_cpu_busy => Seen::Pressure(Stop::CpuPressure),
-            _ => Seen::Calm,
+            Some(stalled) if is_over(stalled, rules.memory_stalls_max) => Reading::Pressure(Stop::MemoryPressure),
+            _ if is_cpu_busy => Reading::Pressure(Stop::CpuPressure),
+            _ => Reading::Calm,
         }
     }
 }
@@ -160,11 +160,11 @@ mod tests {
     }
 
     /// What is seen half a second after a first look, in which threads have waited that long.
-    fn seen_after(cpu_ms: u64, memory_ms: u64, own_ms: u64) -> Seen {
+    fn seen_after(cpu_ms: u64, memory_ms: u64, own_ms: u64) -> Reading {
         let (host, mut watch, rules) = (FakeHost::default(), PressureWatch::new(), SupplyRules::default());
         set_waited(&host, CPU, 7_000);
         set_waited(&host, MEMORY, 8_000);
-        assert_eq!(watch.look(&host, &rules), Seen::NotYet);
+        assert_eq!(watch.look(&host, &rules), Reading::NotYet);
         host.sleep(HALF_A_SECOND);
         set_waited(&host, CPU, 7_000 + cpu_ms);
         set_waited(&host, MEMORY, 8_000 + memory_ms);
@@ -174,9 +174,12 @@ mod tests {
 
     #[test]
     fn waits_are_pressure_from_a_share_of_the_time_on_and_own_requests_are_none() {
-        let (memory, cpu) = (Seen::Pressure(Stop::MemoryPressure), Seen::Pressure(Stop::CpuPressure));
-        assert_eq!([seen_after(250, 50, 0), seen_after(251, 50, 0), seen_after(251, 51, 0)], [Seen::Calm, cpu, memory]);
-        assert_eq!([seen_after(0, 151, 100), seen_after(0, 150, 100)], [memory, Seen::Calm]);
+        let (memory, cpu) = (Reading::Pressure(Stop::MemoryPressure), Reading::Pressure(Stop::CpuPressure));
+        assert_eq!(
+            [seen_after(250, 50, 0), seen_after(251, 50, 0), seen_after(251, 51, 0)],
+            [Reading::Calm, cpu, memory]
+        );
+        assert_eq!([seen_after(0, 151, 100), seen_after(0, 150, 100)], [memory, Reading::Calm]);
     }
 
     #[test]
@@ -185,13 +188,13 @@ mod tests {
         set_waited(&host, CPU, 0);
         watch.look(&host, &rules);
         host.sleep(HALF_A_SECOND);
-        assert_eq!(watch.look(&host, &rules), Seen::Calm);
+        assert_eq!(watch.look(&host, &rules), Reading::Calm);
         set_waited(&host, CPU, 400);
-        assert_eq!(watch.look(&host, &rules), Seen::Calm, "it is the same look");
+        assert_eq!(watch.look(&host, &rules), Reading::Calm, "it is the same look");
         host.sleep(HALF_A_SECOND);
-        assert_eq!(watch.look(&host, &rules), Seen::Pressure(Stop::CpuPressure));
+        assert_eq!(watch.look(&host, &rules), Reading::Pressure(Stop::CpuPressure));
         host.sleep(FORGET_AFTER);
-        assert_eq!(watch.look(&host, &rules), Seen::NotYet);
+        assert_eq!(watch.look(&host, &rules), Reading::NotYet);
     }
 
     #[test]
@@ -202,7 +205,10 @@ mod tests {
             host.sleep(HALF_A_SECOND);
             watch.look(&host, &rules)
         };
-        assert_eq!([look(9999), look(9999), look(1)], [Seen::NotYet, Seen::Pressure(Stop::CpuPressure), Seen::Calm]);
+        assert_eq!(
+            [look(9999), look(9999), look(1)],
+            [Reading::NotYet, Reading::Pressure(Stop::CpuPressure), Reading::Calm]
+        );
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use wideleaf_policies::Moment;
 
 use super::held_blocks::{Blocks, HELD_MAX};
-use super::pressure::{LOOK_EVERY, PressureWatch, Seen, Stop};
+use super::pressure::{LOOK_EVERY, PressureWatch, Reading, Stop};
 use super::{SupplyDemand, SupplyReport, SupplyRules};
 use crate::host::Host;
 use crate::sensors::free_blocks::free_now;
@@ -123,9 +123,9 @@ impl<B: Blocks> Supplier<B> {
             return Work::Stop(Stop::HostShort);
         }
         match self.pressure.look(self.host.as_ref(), rules) {
-            Seen::Pressure(stop) => Work::Stop(stop),
-            Seen::Calm if self.credit.suffices(is_begun, rules) => Work::Take { goal },
-            Seen::Calm | Seen::NotYet => Work::Wait,
+            Reading::Pressure(stop) => Work::Stop(stop),
+            Reading::Calm if self.credit.suffices(is_begun, rules) => Work::Take { goal },
+            Reading::Calm | Reading::NotYet => Work::Wait,
         }
     }
 

@@ -1,4 +1,5 @@
-//! The real host: this process's own address space under Linux.
+//! The real host: this process's own address space under Linux. It calls the kernel and decides nothing; no call
+//! changes the contents of memory.
 
 use std::fs::File;
 use std::path::Path;

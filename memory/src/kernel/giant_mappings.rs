@@ -1,4 +1,6 @@
-//! Giant pages in the place of guest RAM, and the memory beside it in which they are prepared.
+//! Changes of the mappings of guest RAM by whole giants: a giant page takes the place of what is mapped, or anonymous
+//! pages move beside guest RAM and back. The caller makes sure that no thread writes the giant meanwhile; each call
+//! says what is left where it fails.
 
 use wideleaf_policies::Gpa;
 

@@ -1,4 +1,5 @@
-//! The services over userfaultfd(2) for RAM that this process has mapped.
+//! Opens the services over userfaultfd(2) for RAM that this process has mapped: the mover, and minor faults. Test
+//! doubles put their wrapper here; opening watches nothing yet.
 
 use std::sync::Arc;
 

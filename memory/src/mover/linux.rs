@@ -1,4 +1,6 @@
-//! The real mover: a userfaultfd, and an area for windows aside, and for huge pages and base pages ready.
+//! The real mover: a userfaultfd on one VM's anonymous RAM, and an area of addresses beside it, with slots for windows
+//! aside, for huge pages and for base pages that are ready. Pages move between guest RAM and slots, and none is lost: a
+//! call that fails leaves each page in one of the two places.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! Interface to the pools' files. Their numbers change at any time, which a test can cause here.
+//! Interface to the files of the hugetlb pools: whole files are read and written, and nothing else of the host is
+//! touched. Other processes change the numbers at any time, and a test can do so between two calls.
 
 use std::fmt::Debug;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Pages that were added to a pool, as a later process needs them to give them back.
+//! Pages that were added to a pool, as plain data: all that a later process needs in order to give them back. The owner
+//! keeps it in a file; the pages end with a boot, and the data name the boot.
 
 use serde::{Deserialize, Serialize};
 use wideleaf_policies::PageSize;

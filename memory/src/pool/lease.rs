@@ -1,4 +1,5 @@
-//! Room in a pool for as long as the lease exists.
+//! Pages in a pool for as long as the lease exists: the pool's limit or the pool itself grows, and shrinks by the same
+//! number when the lease is dropped. Needs root.
 
 use wideleaf_policies::PageSize;
 
@@ -23,8 +24,8 @@ impl HugetlbPools {
             return self.lease_limit(size, pages);
         }
         let request = Request { size, pages, node: None, on_shortage: OnShortage::Refuse };
-        let room = Room::Pages(self.reserve(&request)?);
-        Ok(PoolLease { pools: self.clone(), size, room })
+        let growth = Growth::Pages(self.reserve(&request)?);
+        Ok(PoolLease { pools: self.clone(), size, growth })
     }
 
     /// Permits `pages` more surplus pages.
@@ -34,8 +35,8 @@ impl HugetlbPools {
         let raised = |limit: u64| limit.max(surplus).saturating_add(pages);
         let [before, after] = self.change_limit(size, raised)?;
         let wanted = raised(before);
-        let room = Room::Limit(after.min(wanted).saturating_sub(before));
-        let lease = PoolLease { pools: self.clone(), size, room };
+        let growth = Growth::Limit(after.min(wanted).saturating_sub(before));
+        let lease = PoolLease { pools: self.clone(), size, growth };
         if after < wanted {
             let shortage = Shortage { pool: self.status(size)?, needed: pages, file: self.overcommit_file(size) };
             return Err(PoolError::Short(shortage));
@@ -56,17 +57,17 @@ impl HugetlbPools {
     }
 }
 
-/// Room in a pool, given back on drop.
+/// Growth of a pool, undone on drop.
 #[derive(Debug)]
 pub struct PoolLease {
     pools: HugetlbPools,
     size: PageSize,
-    room: Room,
+    growth: Growth,
 }
 
 /// What a lease has added.
 #[derive(Debug)]
-enum Room {
+enum Growth {
     /// Pages of the pool.
     Pages(Granted),
     /// Growth of the limit of surplus pages.
@@ -75,12 +76,14 @@ enum Room {
 
 impl Drop for PoolLease {
     fn drop(&mut self) {
-        let given_back = match &mut self.room {
-            Room::Pages(granted) => self.pools.give_back(granted).map(drop),
-            Room::Limit(raised) => self.pools.change_limit(self.size, |limit| limit.saturating_sub(*raised)).map(drop),
+        let given_back = match &mut self.growth {
+            Growth::Pages(granted) => self.pools.give_back(granted).map(drop),
+            Growth::Limit(raised) => {
+                self.pools.change_limit(self.size, |limit| limit.saturating_sub(*raised)).map(drop)
+            }
         };
         if let Err(error) = given_back {
-            tracing::error!("cannot give room in the pool of {} pages back: {error}", self.size);
+            tracing::error!("cannot shrink the pool of {} pages to its former size: {error}", self.size);
         }
     }
 }
@@ -110,7 +113,7 @@ mod tests {
     fn without_a_contiguous_gibibyte_the_pool_is_as_it_was() {
         let kernel = FakeKernel::new(pool(FakeNode { compactable: 1, ..FakeNode::default() }, true));
         let error = kernel.pools().lease(PageSize::Giant1G, 1).expect_err("scattered");
-        assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
+        assert!(matches!(error, PoolError::NotEnoughMemory(_)), "{error}");
         assert_eq!(kernel.state(), pool(FakeNode { compactable: 1, ..FakeNode::default() }, true));
     }
 

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::granted::by_name;
-use super::{Granted, HugetlbPools, Intent, NoRoom, NodeRoom, OnShortage, PoolError, Request, Settled};
+use super::{Granted, HugetlbPools, Intent, NodeRoom, NotEnoughMemory, OnShortage, PoolError, Request, Settled};
 use crate::proc_fields::bytes_of;
 
 /// Part of the host's memory that stays available when pages are made, in per cent: the kernel would turn all of it
@@ -92,7 +92,7 @@ impl NotMade {
     /// Name under which it is counted.
     pub fn reason(&self) -> &'static str {
         match self {
-            NotMade::Pool(PoolError::NoRoom(_) | PoolError::Short(_)) => "no_room",
+            NotMade::Pool(PoolError::NotEnoughMemory(_) | PoolError::Short(_)) => "no_room",
             NotMade::Pool(PoolError::Write { source, .. } | PoolError::File { source, .. })
                 if matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) =>
             {
@@ -114,7 +114,7 @@ impl NotMade {
 
 /// A raised limit of surplus pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Raised {
+struct RaisedLimit {
     /// Limit before the change.
     before: u64,
     /// Limit that was to be written.
@@ -123,7 +123,7 @@ struct Raised {
 
 /// The changes that are not undone yet, as the file beside the locks has them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Unfinished {
+struct PendingChanges {
     #[serde(with = "by_name")]
     size: PageSize,
     /// Identifier of the boot: nothing of it survives the next.
@@ -133,7 +133,7 @@ struct Unfinished {
     /// A change that was begun; the pool shows whether it was made.
     open: Option<Intent>,
     /// Limit of surplus pages.
-    raised: Option<Raised>,
+    raised: Option<RaisedLimit>,
 }
 
 impl HugetlbPools {
@@ -204,7 +204,7 @@ impl HugetlbPools {
             let before = pool.overcommit;
             // Surplus pages in use may be more than the limit: that number of them is permitted no longer.
             let after = before.max(pool.surplus).saturating_add(new.pages);
-            noted.raised = Some(Raised { before, after });
+            noted.raised = Some(RaisedLimit { before, after });
             self.note(&noted)?;
             if let Err(error) = self.write(&self.overcommit_file(new.size), after) {
                 self.forget(new.size);
@@ -246,7 +246,7 @@ impl HugetlbPools {
     }
 
     /// Undoes changes of this process. What cannot be undone now stays noted, and the log says why.
-    fn undone_now(&self, noted: &mut Unfinished) {
+    fn undone_now(&self, noted: &mut PendingChanges) {
         if let Err(error) = self.undo(noted) {
             tracing::error!("cannot restore the pool of {} pages yet: {error}", noted.size);
         }
@@ -261,7 +261,7 @@ impl HugetlbPools {
         };
         let parsed = serde_json::from_str(&text).ok();
         let malformed = || PoolError::Malformed { path: file, expected: "a note of this program", text };
-        let mut noted: Unfinished = parsed.ok_or_else(malformed)?;
+        let mut noted: PendingChanges = parsed.ok_or_else(malformed)?;
         if noted.boot != self.boot()? {
             self.forget(size);
             return Ok(false);
@@ -269,8 +269,8 @@ impl HugetlbPools {
         self.undo(&mut noted)
     }
 
-    /// Returns `false` if pages may stay that only this program could have told from those of others.
-    fn undo(&self, noted: &mut Unfinished) -> Result<bool, PoolError> {
+    /// Returns `false` if pages may stay, because another program has changed the pool as well.
+    fn undo(&self, noted: &mut PendingChanges) -> Result<bool, PoolError> {
         let mut is_known = true;
         if let Some(intent) = noted.open.take() {
             // A note of the growth with its result unknown; the pool knows, unless another program changed it too.
@@ -290,7 +290,7 @@ impl HugetlbPools {
                 }
             }
         }
-        if let Some(Raised { before, after }) = noted.raised {
+        if let Some(RaisedLimit { before, after }) = noted.raised {
             let _lock = self.lock(noted.size)?;
             let file = self.overcommit_file(noted.size);
             let now = self.number(&file)?;
@@ -305,7 +305,8 @@ impl HugetlbPools {
             while !granted.is_undone() {
                 let rest = granted.clone();
                 self.give_back_part(granted, &mut |intent| {
-                    let noted = Unfinished { open: Some(intent.clone()), grown: vec![rest.clone()], ..noted.clone() };
+                    let noted =
+                        PendingChanges { open: Some(intent.clone()), grown: vec![rest.clone()], ..noted.clone() };
                     self.note(&noted).map_err(|error| error.to_string())
                 })?;
             }
@@ -340,12 +341,12 @@ impl HugetlbPools {
         self.file_beside_locks(size, "unfinished")
     }
 
-    fn nothing_unfinished(&self, size: PageSize) -> Result<Unfinished, PoolError> {
-        Ok(Unfinished { size, boot: self.boot()?, grown: Vec::new(), open: None, raised: None })
+    fn nothing_unfinished(&self, size: PageSize) -> Result<PendingChanges, PoolError> {
+        Ok(PendingChanges { size, boot: self.boot()?, grown: Vec::new(), open: None, raised: None })
     }
 
     /// Writes the note, so that the next process can undo what this one leaves. A note is replaced as a whole.
-    fn note(&self, noted: &Unfinished) -> Result<(), PoolError> {
+    fn note(&self, noted: &PendingChanges) -> Result<(), PoolError> {
         let path = self.note_file(noted.size);
         let text = serde_json::to_string(noted).expect("plain data");
         let new = path.with_extension("new");
@@ -364,7 +365,7 @@ impl HugetlbPools {
 }
 
 fn no_room(new: &NewPages, room: Vec<NodeRoom>) -> NotMade {
-    PoolError::NoRoom(Box::new(NoRoom { size: new.size, needed: new.pages, made: None, room })).into()
+    PoolError::NotEnoughMemory(Box::new(NotEnoughMemory { size: new.size, needed: new.pages, made: None, room })).into()
 }
 
 #[cfg(test)]

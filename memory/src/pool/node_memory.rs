@@ -81,7 +81,7 @@ impl fmt::Display for NodeRoom {
 
 /// Shortage of memory for new pages, in numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoRoom {
+pub struct NotEnoughMemory {
     /// Size of the pages.
     pub size: PageSize,
     /// Number of pages asked for.
@@ -93,9 +93,9 @@ pub struct NoRoom {
     pub room: Vec<NodeRoom>,
 }
 
-impl fmt::Display for NoRoom {
+impl fmt::Display for NotEnoughMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NoRoom { size, needed, made, room } = self;
+        let NotEnoughMemory { size, needed, made, room } = self;
         let bytes = Bytes::new(needed.saturating_mul(size.bytes().get()));
         write!(f, "cannot make {needed} pages of {size} ({bytes}): ")?;
         match made {
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_shortage_of_giant_pages_points_to_the_boot_command_line() {
-        let none = NoRoom { size: PageSize::Giant1G, needed: 8, made: Some(3), room: Vec::new() };
+        let none = NotEnoughMemory { size: PageSize::Giant1G, needed: 8, made: Some(3), room: Vec::new() };
         let text = none.to_string();
         assert!(
             text.starts_with("cannot make 8 pages of 1g (8 GiB): only 3 could be made, and were given back"),

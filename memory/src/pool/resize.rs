@@ -4,7 +4,7 @@
 //!   Request ─▶ read (consistent numbers, under the lock) ─▶ Plan ─▶ compact, if whole blocks are short
 //!                                                                           │
 //!   Granted ◀─ read back: new pages by node ◀──────────── write nr_hugepages
-//!      │                     └ less than asked: give back, NoRoom with the numbers
+//!      │                     └ less than asked: give back, NotEnoughMemory with the numbers
 //!      ▼ plain data, to be kept in a file
 //!   give_back ─▶ as many pages fewer. Pages in use by then leave the pool when they are unmapped: the kernel takes no
 //!                page from a process, it makes surplus of it
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use wideleaf_policies::PageSize;
 
-use super::{Granted, HugetlbPools, Intent, NoRoom, NodePages, NodeRoom, PoolError, PoolStatus, Settled};
+use super::{Granted, HugetlbPools, Intent, NodePages, NodeRoom, NotEnoughMemory, PoolError, PoolStatus, Settled};
 
 /// Growth of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,8 +124,8 @@ impl HugetlbPools {
     /// Adds unused pages to a pool. Compacts memory first if whole blocks are short.
     ///
     /// # Errors
-    /// [`PoolError::NoRoom`] if there is not that much memory, with the pool unchanged; [`PoolError::Write`] without
-    /// root; [`PoolError::Changed`] if another program shrinks the pool at the same time.
+    /// [`PoolError::NotEnoughMemory`] if there is not that much memory, with the pool unchanged; [`PoolError::Write`]
+    /// without root; [`PoolError::Changed`] if another program shrinks the pool at the same time.
     pub fn reserve(&self, request: &Request) -> Result<Granted, PoolError> {
         self.reserve_noting(request, &mut |_| Ok(()))
     }
@@ -391,7 +391,7 @@ fn by_node(before: &PoolStatus, after: &PoolStatus, node: Option<u32>, added: u6
 }
 
 fn no_room(request: &Request, made: Option<u64>, room: Vec<NodeRoom>) -> PoolError {
-    PoolError::NoRoom(Box::new(NoRoom { size: request.size, needed: request.pages, made, room }))
+    PoolError::NotEnoughMemory(Box::new(NotEnoughMemory { size: request.size, needed: request.pages, made, room }))
 }
 
 #[cfg(test)]
@@ -488,7 +488,7 @@ mod tests {
         let kernel = FakeKernel::new(two_nodes([3, 2]));
         assert_eq!(kernel.pools().reserve(&at_most(100)).expect("five").pages(), 5);
         let error = kernel.pools().reserve(&at_most(100)).expect_err("none is left");
-        assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
+        assert!(matches!(error, PoolError::NotEnoughMemory(_)), "{error}");
         assert_eq!(totals(&kernel.state()), [3, 2]);
     }
 
@@ -684,7 +684,9 @@ mod tests {
         assert!(refused.expect_err("not noted").leaves_pool_as_it_was());
         kernel.after_next_write(|state| state.nodes[1].whole -= 12); // after compaction: 13 are left
         let short = kernel.pools().reserve_noting(&request(22, None), &mut |_| Ok(())).expect_err("13 are left");
-        assert!(matches!(&short, PoolError::NoRoom(why) if why.made == Some(13)) && short.leaves_pool_as_it_was());
+        assert!(
+            matches!(&short, PoolError::NotEnoughMemory(why) if why.made == Some(13)) && short.leaves_pool_as_it_was()
+        );
         assert_eq!(totals(&kernel.state()), [0, 0]);
         // Perhaps fewer than were made could be given back, and only the numbers show how many.
         kernel.after_next_write(|state| state.reserved = 99);

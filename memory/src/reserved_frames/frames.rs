@@ -32,7 +32,7 @@ pub(super) struct GivenBack {
 #[derive(Debug, Default)]
 pub(super) struct FileFrames {
     /// Addresses at which a window is mapped once more for a moment, from the first use on.
-    room: Option<AddressReservation>,
+    second: Option<AddressReservation>,
 }
 
 impl FileFrames {
@@ -41,18 +41,18 @@ impl FileFrames {
     /// kernel falls back to base pages without an error, so that no call tells.
     fn look_at(&mut self, host: &dyn Host, ram: &GuestRam, window: WindowIndex) -> Result<bool, MapError> {
         let bytes = PageSize::Huge2M.bytes();
-        let room = match &self.room {
-            Some(room) => room,
-            None => self.room.insert(AddressReservation::new(bytes, PageSize::Huge2M)?),
+        let second = match &self.second {
+            Some(second) => second,
+            None => self.second.insert(AddressReservation::new(bytes, PageSize::Huge2M)?),
         };
-        let start = ram.map_again(window, room)?;
+        let start = ram.map_again(window, second)?;
         let mut runs = Vec::new();
         let looked = host
             .advise(start, bytes, Advice::HugePage)
             .and_then(|()| host.advise(start, PageSize::Base4K.bytes(), Advice::PopulateRead))
             .and_then(|()| host.scan(start, bytes, &mut runs));
         // Anonymous memory in its place: no second mapping of guest RAM stays.
-        room.map_at(Bytes::ZERO, bytes, None)?;
+        second.map_at(Bytes::ZERO, bytes, None)?;
         looked.map_err(|error| MapError::Call { call: error.what, source: error.source })?;
         Ok(runs.iter().any(|run| run.is_huge))
     }

@@ -11,7 +11,7 @@ use wideleaf_policies::{Bytes, GpaRange, Moment, OutcomeResult, PageSet, PageSiz
 use super::ReservedFramesReport;
 use super::frames::{Frames, GivenBack};
 use super::requests::Requests;
-use crate::faults::{Brought, Counted, Faults, Service, Touch};
+use crate::faults::{Counted, Faults, MadeHuge, Service, Touch};
 use crate::host::{Advice, Host, HostError};
 use crate::sensors::host_memory::host_memory;
 
@@ -227,7 +227,7 @@ impl Reserving {
             Ok(how) => {
                 self.counted.count(|report| {
                     report.promoted += 1;
-                    report.by_collapse += u64::from(how == Brought::ByCollapse);
+                    report.by_collapse += u64::from(how == MadeHuge::ByCollapse);
                 });
                 Ok(())
             }
@@ -242,13 +242,13 @@ impl Reserving {
     /// Drops a window's entries (the file keeps the pages), lets it go, and checks whether the next fault maps it
     /// by one entry. The entries go while all touching threads still wait: a base page mapped in between would keep
     /// the page table.
-    fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
+    fn bring_huge(&mut self, touch: Touch) -> Result<MadeHuge, &'static str> {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
         advised.map_err(|error| OutcomeResult::from(&error).name())?;
         let is_collapsed = self.collapse_new_frames(touch);
         self.faults.ram(touch).window(touch.window).discard().map_err(|_| "refused_unmap")?;
         let brought = self.faults.let_go_huge(self.host.as_ref(), touch)?;
-        Ok(if is_collapsed { Brought::ByCollapse } else { brought })
+        Ok(if is_collapsed { MadeHuge::ByCollapse } else { brought })
     }
 
     /// Collapses a full window with new frames into one folio, while all touching threads still wait: one that maps

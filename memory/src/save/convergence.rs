@@ -25,7 +25,7 @@ const PAGES_FOR_SPEED: u64 = 256;
 
 /// What comes after a round.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum NextStep {
     /// Another round while the guest runs.
     Round,
     /// The pause, with the pages that are left.
@@ -82,7 +82,7 @@ impl<'a> Convergence<'a> {
     }
 
     /// Decides after a round that left some pages. `asking` is the time that all logs took.
-    pub fn after(&mut self, round: SaveRound, left: u64, asking: Duration) -> Next {
+    pub fn after(&mut self, round: SaveRound, left: u64, asking: Duration) -> NextStep {
         self.rounds.push(round);
         self.goes_on = false;
         let is_flat = self.left.is_some_and(|before| left > before / 10 * 9);
@@ -91,27 +91,27 @@ impl<'a> Convergence<'a> {
         let needed = self.time_of(left).mul_f64(1.0 + MARGIN) + asking;
         let is_calm = self.broken_off < BROKEN_OFF_MAX;
         if is_calm && needed <= self.for_pages() {
-            return Next::Pause;
+            return NextStep::Pause;
         }
         let rounds = self.rounds.len() as u32;
         let may_leave =
             matches!(self.limits.beyond, BeyondBound::Leave { after_rounds: Some(most) } if rounds >= most.get());
         if !may_leave && is_calm && rounds < self.limits.rounds_max && self.flat < FLAT_ROUNDS_MAX {
-            return Next::Round;
+            return NextStep::Round;
         }
         let bound = self.limits.pause;
         match (self.limits.beyond, self.too_late) {
             (BeyondBound::PauseLonger, _) => {
                 self.may_be_longer = true;
-                Next::Pause
+                NextStep::Pause
             }
-            (_, Some(took)) if !is_calm => Next::Refuse(SaveError::StateTooLong { bound, took }),
-            (BeyondBound::Leave { .. }, _) => Next::Pause,
+            (_, Some(took)) if !is_calm => NextStep::Refuse(SaveError::StateTooLong { bound, took }),
+            (BeyondBound::Leave { .. }, _) => NextStep::Pause,
             (BeyondBound::Refuse, _) => {
                 // What was found in a pause is what the next one would find.
                 let pages = left.max(self.too_many);
                 let needed = self.time_of(pages).mul_f64(1.0 + MARGIN) + asking + self.limits.state;
-                Next::Refuse(SaveError::PauseTooLong { bound, rounds, pages, needed })
+                NextStep::Refuse(SaveError::PauseTooLong { bound, rounds, pages, needed })
             }
         }
     }
@@ -192,9 +192,9 @@ mod tests {
         // 1000 pages in 10 ms are 10 us a page, 15 us as expected in the pause; 15 ms of it are for pages.
         let limits = SaveLimits::default();
         let mut convergence = Convergence::new(&limits);
-        assert!(matches!(convergence.after(round(1000, 10), 1001, Duration::ZERO), Next::Round));
-        assert!(matches!(convergence.after(round(1000, 10), 999, Duration::from_millis(1)), Next::Round));
-        assert!(matches!(convergence.after(round(1000, 10), 900, Duration::from_millis(1)), Next::Pause));
+        assert!(matches!(convergence.after(round(1000, 10), 1001, Duration::ZERO), NextStep::Round));
+        assert!(matches!(convergence.after(round(1000, 10), 999, Duration::from_millis(1)), NextStep::Round));
+        assert!(matches!(convergence.after(round(1000, 10), 900, Duration::from_millis(1)), NextStep::Pause));
     }
 
     #[test]
@@ -202,10 +202,10 @@ mod tests {
         let limits = SaveLimits::default();
         let mut convergence = Convergence::new(&limits);
         convergence.after(round(1000, 100), 100_000, Duration::ZERO);
-        assert!(matches!(convergence.after(round(1000, 1), 900, Duration::ZERO), Next::Round));
+        assert!(matches!(convergence.after(round(1000, 1), 900, Duration::ZERO), NextStep::Round));
         // A round of a few pages does not push the slow one out.
-        assert!(matches!(convergence.after(round(10, 0), 900, Duration::ZERO), Next::Round));
-        assert!(matches!(convergence.after(round(1000, 1), 900, Duration::ZERO), Next::Pause));
+        assert!(matches!(convergence.after(round(10, 0), 900, Duration::ZERO), NextStep::Round));
+        assert!(matches!(convergence.after(round(1000, 1), 900, Duration::ZERO), NextStep::Pause));
     }
 
     #[test]
@@ -213,22 +213,22 @@ mod tests {
         let limits = SaveLimits::default();
         let mut convergence = Convergence::new(&limits);
         for pages in [100_000, 50_000, 60_000] {
-            assert!(matches!(convergence.after(round(1000, 10), 100, Duration::ZERO), Next::Pause));
+            assert!(matches!(convergence.after(round(1000, 10), 100, Duration::ZERO), NextStep::Pause));
             assert_eq!(convergence.in_pause(pages, Duration::ZERO), InPause::BreakOff);
         }
         let refused = convergence.after(round(1000, 10), 100, Duration::ZERO);
-        let Next::Refuse(SaveError::PauseTooLong { pages, needed, .. }) = refused else { panic!("{refused:?}") };
+        let NextStep::Refuse(SaveError::PauseTooLong { pages, needed, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!(pages, 100_000);
         assert!(needed >= Duration::from_secs(1), "10 us a page: {needed:?}");
     }
 
     /// A save of which each pause had lasted for 25 ms before its last pages, of 10 us each; how it ends.
-    fn late(beyond: BeyondBound, pages: u64) -> (u32, Next, InPause) {
+    fn late(beyond: BeyondBound, pages: u64) -> (u32, NextStep, InPause) {
         let limits = SaveLimits { beyond, ..SaveLimits::default() };
         let mut convergence = Convergence::new(&limits);
         let mut next = convergence.after(round(1000, 10), 100, Duration::ZERO);
         let mut in_pause = InPause::BreakOff;
-        while matches!(next, Next::Pause) && in_pause == InPause::BreakOff {
+        while matches!(next, NextStep::Pause) && in_pause == InPause::BreakOff {
             in_pause = convergence.in_pause(pages, Duration::from_millis(25));
             next = convergence.after(round(1000, 10), 100, Duration::ZERO);
         }
@@ -240,7 +240,7 @@ mod tests {
         let leave = BeyondBound::Leave { after_rounds: None };
         for (beyond, pages) in [(BeyondBound::Refuse, 100), (leave, 100), (leave, 100_000)] {
             let (broken_off, next, _) = late(beyond, pages);
-            let Next::Refuse(error @ SaveError::StateTooLong { .. }) = next else { panic!("{next:?}") };
+            let NextStep::Refuse(error @ SaveError::StateTooLong { .. }) = next else { panic!("{next:?}") };
             assert_eq!(broken_off, 3);
             let expected = "cannot save within a pause of 20ms: the devices were at rest and their disks flushed only \
                             after 25ms; allow a longer pause, or let the guest write less to its disks";
@@ -268,12 +268,12 @@ mod tests {
     fn more_pages_after_a_pause_that_was_put_off_are_not_the_guests_speed() {
         let limits = SaveLimits::default();
         let mut convergence = Convergence::new(&limits);
-        assert!(matches!(convergence.after(round(1000, 10), 1600, Duration::ZERO), Next::Round));
-        assert!(matches!(convergence.after(round(1000, 5), 1600, Duration::ZERO), Next::Round));
-        assert!(matches!(convergence.after(round(1000, 5), 1600, Duration::ZERO), Next::Pause));
+        assert!(matches!(convergence.after(round(1000, 10), 1600, Duration::ZERO), NextStep::Round));
+        assert!(matches!(convergence.after(round(1000, 5), 1600, Duration::ZERO), NextStep::Round));
+        assert!(matches!(convergence.after(round(1000, 5), 1600, Duration::ZERO), NextStep::Pause));
         convergence.put_off();
         assert!(convergence.goes_on() && convergence.broken_off() == 0);
-        assert!(matches!(convergence.after(round(1000, 5), 90_000, Duration::ZERO), Next::Round));
+        assert!(matches!(convergence.after(round(1000, 5), 90_000, Duration::ZERO), NextStep::Round));
     }
 
     #[test]
@@ -285,18 +285,18 @@ mod tests {
             loop {
                 rounds += 1;
                 match convergence.after(round(100_000, 1000), 100_000 - rounds, Duration::ZERO) {
-                    Next::Round => assert!(rounds < 100, "it ends"),
+                    NextStep::Round => assert!(rounds < 100, "it ends"),
                     next => break (rounds, next),
                 }
             }
         };
         let (rounds, next) = outcome(BeyondBound::Refuse);
-        let Next::Refuse(error) = next else { panic!("{next:?}") };
+        let NextStep::Refuse(error) = next else { panic!("{next:?}") };
         assert_eq!(rounds, 4);
         let expected = "cannot save within a pause of 20ms: after 4 rounds, 99996 pages that the guest keeps writing \
                         need about 1.50494s; allow a longer pause, or save to a faster disk";
         assert_eq!(error.to_string(), expected);
-        assert!(matches!(outcome(BeyondBound::PauseLonger), (4, Next::Pause)));
+        assert!(matches!(outcome(BeyondBound::PauseLonger), (4, NextStep::Pause)));
     }
 
     #[test]
@@ -306,7 +306,7 @@ mod tests {
             let limits = SaveLimits { beyond, ..SaveLimits::default() };
             let mut convergence = Convergence::new(&limits);
             let mut rounds = 1;
-            while matches!(convergence.after(round(100_000, 1000), left, Duration::ZERO), Next::Round) {
+            while matches!(convergence.after(round(100_000, 1000), left, Duration::ZERO), NextStep::Round) {
                 rounds += 1;
             }
             (rounds, convergence.in_pause(left, Duration::ZERO), convergence.broken_off())
@@ -324,9 +324,9 @@ mod tests {
         let mut left = 1_000_000;
         for number in 1..7 {
             left = left * 8 / 10;
-            assert!(matches!(convergence.after(round(left, left), left, Duration::ZERO), Next::Round), "{number}");
+            assert!(matches!(convergence.after(round(left, left), left, Duration::ZERO), NextStep::Round), "{number}");
         }
-        assert!(matches!(convergence.after(round(left, left), left * 8 / 10, Duration::ZERO), Next::Refuse(_)));
+        assert!(matches!(convergence.after(round(left, left), left * 8 / 10, Duration::ZERO), NextStep::Refuse(_)));
         assert_eq!(convergence.into_rounds().len(), 7);
     }
 }

@@ -1,4 +1,6 @@
-//! One round of a save: some pages of some windows are copied out of RAM and given to the sink, by several threads.
+//! One round of a save: some pages of some windows are copied out of RAM and given to the sink, by several threads. RAM
+//! is only read. While the guest runs, the bit of a page is cleared in the log before the page is copied, so that a
+//! later write of the guest is in the next round.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

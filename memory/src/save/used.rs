@@ -1,4 +1,5 @@
-//! The pages of RAM that may hold data. All other memory reads zero, and a save does not touch it.
+//! The pages of RAM that may hold data, found by scans of the host. All other memory reads zero, and a save does not
+//! touch it: a touch would allocate it.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -61,12 +61,12 @@ pub(crate) struct AddressReservation {
     mapped_at: usize,
     mapped_bytes: usize,
     /// Use of the words, settled by the first caller that asks for them or shares them with a guest.
-    lent: OnceLock<Lent>,
+    access: OnceLock<WordAccess>,
 }
 
 /// Access of this program to the words of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lent {
+enum WordAccess {
     /// As atomic words, by any thread; guests may be at work on them.
     Shared,
     /// As plain words, by one owner.
@@ -93,7 +93,13 @@ impl AddressReservation {
         }
         let mapped_at = start as usize;
         let base = mapped_at.next_multiple_of(alignment.bytes().as_usize());
-        Ok(AddressReservation { base, bytes: bytes.as_usize(), mapped_at, mapped_bytes: total, lent: OnceLock::new() })
+        Ok(AddressReservation {
+            base,
+            bytes: bytes.as_usize(),
+            mapped_at,
+            mapped_bytes: total,
+            access: OnceLock::new(),
+        })
     }
 
     pub(crate) fn base(&self) -> Hva {
@@ -148,7 +154,7 @@ impl AddressReservation {
 
     /// Excludes an owner of the words from now on; `false` if there is one already.
     pub(crate) fn share(&self) -> bool {
-        *self.lent.get_or_init(|| Lent::Shared) == Lent::Shared
+        *self.access.get_or_init(|| WordAccess::Shared) == WordAccess::Shared
     }
 
     /// A part of the reservation. The caller, which mapped it, passes only ranges that `map_at` mapped.
@@ -199,7 +205,7 @@ impl<'a> Piece<'a> {
 
     /// Its words for one owner; `None` if words of this reservation were requested or shared before.
     pub(crate) fn exclusive_words(self) -> Option<ExclusiveWords<'a>> {
-        self.of.lent.set(Lent::Exclusively).ok()?;
+        self.of.access.set(WordAccess::Exclusively).ok()?;
         Some(ExclusiveWords(self))
     }
 
@@ -322,7 +328,7 @@ impl<'a> Piece<'a> {
     pub(crate) fn copy_to(self, to: Piece<'_>) {
         assert_eq!(self.bytes, to.bytes, "as much goes as comes");
         assert!(self.start != to.start, "a copy goes to another place");
-        assert_ne!(to.of.lent.get(), Some(&Lent::Exclusively), "the words at {} belong to one owner", to.start);
+        assert_ne!(to.of.access.get(), Some(&WordAccess::Exclusively), "the words at {} belong to one owner", to.start);
         let (from, target) = (self.start.get() as *const u8, to.start.get() as *mut u8);
         // SAFETY: both pieces are inside reservations that live through the call. The copy is made in assembly, which
         // may read what an owner writes; what it writes has no owner (asserted above) and is reached as atomic words,
@@ -356,7 +362,12 @@ impl<'a> Piece<'a> {
     /// # Panics
     /// If it is not made of whole cache lines, or its words have an owner.
     pub(crate) fn clear(self) {
-        assert_ne!(self.of.lent.get(), Some(&Lent::Exclusively), "the words at {} belong to one owner", self.start);
+        assert_ne!(
+            self.of.access.get(),
+            Some(&WordAccess::Exclusively),
+            "the words at {} belong to one owner",
+            self.start
+        );
         // SAFETY: the piece is inside a reservation that lives through the call. Its words have no owner (asserted
         // above) and are reached as atomic words, if at all. If it is not mapped, this ends in a SIGSEGV.
         unsafe { memcpy::stream_zeroes(self.start.get() as *mut u8, self.bytes.as_usize()) };

@@ -47,7 +47,7 @@ const REGIONS_PER_CALL: usize = 1024;
 
 /// Categories of the pages that a scan finds.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct Categories {
     /// Categories that are inverted before they are compared.
     inverted: u64,
     /// Categories that a page must all have.
@@ -59,7 +59,7 @@ struct Wanted {
 /// The present pages of `[start, start + bytes)` as runs of one kind, ascending. The shared zero page counts as
 /// absent: it holds no data of the guest, and collapse would have to allocate it like a hole.
 pub(crate) fn scan(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
-    let wanted = Wanted { inverted: PAGE_IS_PFNZERO, all_of: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, any_of: 0 };
+    let wanted = Categories { inverted: PAGE_IS_PFNZERO, all_of: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, any_of: 0 };
     scan_for(wanted, pagemap, start, bytes, runs)
 }
 
@@ -67,17 +67,17 @@ pub(crate) fn scan(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<Page
 /// frame (the kernel calls both "swapped").
 pub(crate) fn scan_occupied(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
     let any_of = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
-    scan_for(Wanted { inverted: PAGE_IS_PFNZERO, all_of: PAGE_IS_PFNZERO, any_of }, pagemap, start, bytes, runs)
+    scan_for(Categories { inverted: PAGE_IS_PFNZERO, all_of: PAGE_IS_PFNZERO, any_of }, pagemap, start, bytes, runs)
 }
 
 /// The pages of `[start, start + bytes)` that exist in any form, ascending: those of [`scan_occupied`], and the
 /// shared zero page. Reading them causes no missing fault.
 pub(crate) fn scan_held(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
-    let wanted = Wanted { inverted: 0, all_of: 0, any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED };
+    let wanted = Categories { inverted: 0, all_of: 0, any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED };
     scan_for(wanted, pagemap, start, bytes, runs)
 }
 
-fn scan_for(wanted: Wanted, pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
+fn scan_for(wanted: Categories, pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
     let mut regions = [Region::default(); REGIONS_PER_CALL];
     let end = (start + bytes).get();
     let mut at = start.get();

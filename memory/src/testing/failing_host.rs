@@ -1,4 +1,5 @@
-//! A wrapper of a host in which calls fail now and then; so do those of its movers.
+//! A wrapper of a host in which calls fail at random, as [`crate::testing::fault_injection`] decides; so do those of
+//! the movers that it opens. A failed call has done nothing, or the first part of its range, as on a real host.
 
 use std::sync::Arc;
 use std::time::Duration;

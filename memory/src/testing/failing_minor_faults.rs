@@ -1,4 +1,4 @@
-//! A wrapper of minor faults in which calls fail now and then.
+//! A wrapper of minor faults in which calls fail at random, as [`crate::testing::fault_injection`] decides.
 
 use std::ops::Range;
 use std::sync::Arc;

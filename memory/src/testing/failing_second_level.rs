@@ -1,4 +1,5 @@
-//! A wrapper of KVM's side in which calls fail now and then.
+//! A wrapper of KVM's side in which calls fail at random, as [`crate::testing::fault_injection`] decides. Each failure
+//! leaves what the kernel would leave: nothing, or a dirty log that is cleared already.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Minor faults in memory, for tests. The mapped pages are those of the [`FakeHost`], the file has the pages mapped
-//! at first, the test makes the touches, and every call can be made to fail.
+//! Minor faults in memory, for tests without a kernel. The mapped pages are those of the [`FakeHost`], and the file has
+//! the pages that were mapped at first. The test makes the touches, and every call can be made to fail. A thread that
+//! waits is an entry of a list: no test blocks.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -2,9 +2,9 @@
 //! [`FailingSecondLevel`] wrap the real ones and make some calls fail, with errors that the real ones return.
 //!
 //! ```text
-//!                                ┌─ Fine ──▶ the real call
-//!   manager ──▶ a wrapper ──▶ dice ─ Early ─▶ an error; the real call is not made
-//!                                └─ Late ──▶ a part of the real call, if the contract allows that, then an error
+//!                                     ┌─ Fine ──▶ the real call
+//!   manager ──▶ a wrapper ──▶ at random ─ Early ─▶ an error; the real call is not made
+//!                                     └─ Late ──▶ a part of the real call, if the contract allows that, then an error
 //! ```
 //!
 //! A failure never hides an effect: the contract of a failed call holds for injected failures as well.
@@ -28,7 +28,7 @@ pub struct FaultInjection {
 
 #[derive(Debug)]
 struct State {
-    dice: Dice,
+    random: RandomNumbers,
     counts: BTreeMap<&'static str, u64>,
 }
 
@@ -46,7 +46,10 @@ pub(crate) enum Fate {
 impl FaultInjection {
     /// Makes one call in `one_in` fail; none for zero.
     pub fn new(seed: u64, one_in: u64) -> FaultInjection {
-        FaultInjection { one_in, state: Mutex::new(State { dice: Dice::new(seed), counts: BTreeMap::new() }) }
+        FaultInjection {
+            one_in,
+            state: Mutex::new(State { random: RandomNumbers::new(seed), counts: BTreeMap::new() }),
+        }
     }
 
     /// Number of failed calls so far, by name.
@@ -57,13 +60,13 @@ impl FaultInjection {
     /// Chooses the course of a call that may fail early or late, with one of `errnos`.
     pub(crate) fn fate(&self, call: &'static str, errnos: &[i32]) -> Fate {
         let mut state = self.state();
-        if self.one_in == 0 || !state.dice.roll().is_multiple_of(self.one_in) {
+        if self.one_in == 0 || !state.random.number().is_multiple_of(self.one_in) {
             return Fate::Fine;
         }
         *state.counts.entry(call).or_default() += 1;
-        let errno = errnos[state.dice.below(errnos.len() as u64) as usize];
+        let errno = errnos[state.random.below(errnos.len() as u64) as usize];
         let error = io::Error::from_raw_os_error(errno);
-        if state.dice.roll().is_multiple_of(2) { Fate::Early(error) } else { Fate::Late(error) }
+        if state.random.number().is_multiple_of(2) { Fate::Early(error) } else { Fate::Late(error) }
     }
 
     /// Chooses it for a call that changes nothing on a failure.
@@ -77,7 +80,7 @@ impl FaultInjection {
     /// Whether a call that may do only a part of its work does so this time.
     pub(crate) fn is_short(&self, call: &'static str) -> bool {
         let mut state = self.state();
-        let is_short = self.one_in > 0 && state.dice.roll().is_multiple_of(self.one_in);
+        let is_short = self.one_in > 0 && state.random.number().is_multiple_of(self.one_in);
         *state.counts.entry(call).or_default() += u64::from(is_short);
         is_short
     }
@@ -89,20 +92,20 @@ impl FaultInjection {
 
 /// Pseudo-random numbers from a seed: xorshift (Marsaglia, "Xorshift RNGs", 2003).
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct RandomNumbers(u64);
 
-impl Dice {
+impl RandomNumbers {
     /// Accepts any seed; zero, for which xorshift would return only zeroes, is replaced.
-    pub fn new(seed: u64) -> Dice {
+    pub fn new(seed: u64) -> RandomNumbers {
         /// 2^64 over the golden ratio: close seeds get distant starts (Knuth, TAOCP 3, 6.4).
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mut dice = Dice(seed.wrapping_add(1).wrapping_mul(SPREAD).max(1));
-        dice.roll();
-        dice
+        let mut random = RandomNumbers(seed.wrapping_add(1).wrapping_mul(SPREAD).max(1));
+        random.number();
+        random
     }
 
     /// Returns the next number.
-    pub fn roll(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -111,7 +114,7 @@ impl Dice {
 
     /// Returns a number below `end`, which must not be zero.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.roll() % end
+        self.number() % end
     }
 }
 
@@ -147,9 +150,9 @@ mod tests {
 
     #[test]
     fn a_seed_repeats_its_numbers_and_another_one_differs() {
-        let three = |seed| [(); 3].map(|()| Dice::new(seed).roll());
+        let three = |seed| [(); 3].map(|()| RandomNumbers::new(seed).number());
         assert_eq!(three(5), three(5));
-        assert!((0..100).all(|seed| Dice::new(seed).roll() != 0 && three(seed) != three(seed + 1)));
-        assert_ne!(Dice::new(u64::MAX).roll(), 0);
+        assert!((0..100).all(|seed| RandomNumbers::new(seed).number() != 0 && three(seed) != three(seed + 1)));
+        assert_ne!(RandomNumbers::new(u64::MAX).number(), 0);
     }
 }

@@ -21,7 +21,7 @@ use wideleaf_policies::PageSize;
 const KEPT_MAX: Duration = Duration::from_secs(120);
 
 /// Places of the information about kept pages.
-pub struct Kept {
+pub struct KeptPages {
     socket: PathBuf,
     state: PathBuf,
 }
@@ -39,11 +39,11 @@ struct StateRoom {
     made_at_s: u64,
 }
 
-impl Kept {
+impl KeptPages {
     /// Places under that root, or at that socket.
-    pub fn at(root: &Path, socket: Option<&Path>) -> Kept {
+    pub fn at(root: &Path, socket: Option<&Path>) -> KeptPages {
         let socket = socket.map_or_else(|| root.join("run/wideleaf/control.sock"), Path::to_owned);
-        Kept { socket, state: root.join("var/lib/wideleaf/state.json") }
+        KeptPages { socket, state: root.join("var/lib/wideleaf/state.json") }
     }
 
     /// Number of kept pages of that size that may be on that node.
