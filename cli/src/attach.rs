@@ -102,7 +102,7 @@ impl AttachArgs {
     ///
     /// # Errors
     /// [`Failure::Usage`] if a file that the policy names cannot be used, or no guest is named.
-    fn wish(&self) -> Result<Wish, Failure> {
+    fn request(&self) -> Result<AttachRequest, Failure> {
         let settings = Settings {
             policy: self.policy.as_ref().map(|policy| policy.read("--policy")).transpose()?,
             guarantee: self.guarantee.map(|guarantee| guarantee.to_string()),
@@ -118,18 +118,18 @@ impl AttachArgs {
                 return Err(Failure::Usage("no guest: name a process, a libvirt domain or --qmp SOCKET".into()));
             }
         };
-        Ok(Wish { target, settings, guarantee: self.guarantee.unwrap_or_default() })
+        Ok(AttachRequest { target, settings, guarantee: self.guarantee.unwrap_or_default() })
     }
 }
 
 /// A guest, and how it is to be managed: by the daemon, or in the same way by this process.
-struct Wish {
+struct AttachRequest {
     target: Target,
     settings: Settings,
     guarantee: Guarantee,
 }
 
-impl Wish {
+impl AttachRequest {
     fn guest(&self) -> Result<VmProcess, Failure> {
         Ok(find::resolve(&Places::default(), &self.target)?)
     }
@@ -165,31 +165,31 @@ impl Wish {
 /// [`Failure`] of the request, or of the management.
 pub fn main(args: &AttachArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
-    let wish = args.wish()?;
+    let attach = args.request()?;
     if args.dry_run {
-        let plan = session::plan(&wish.guest()?, &wish.session()?)?;
+        let plan = session::plan(&attach.guest()?, &attach.session()?)?;
         return output.write(&plan, |lines| lines.iter().map(|line| clean(line) + "\n").collect());
     }
     if args.foreground {
-        wish.check_without_daemon()?;
-        return manage(&wish, output);
+        attach.check_without_daemon()?;
+        return manage(&attach, output);
     }
-    let request = Request::Attach { target: wish.target.clone(), settings: wish.settings.clone() };
+    let request = Request::Attach { target: attach.target.clone(), settings: attach.settings.clone() };
     match args.socket.reply(request) {
         Ok(answer) => output.write(&vm_of(answer)?, |vm| format!("{}\n", tables::care_line(vm))),
         Err(error) if args.socket.may_do_without(&error) => {
-            wish.check_without_daemon()?;
+            attach.check_without_daemon()?;
             say(format_args!("{error}; until then this command manages the guest"));
-            manage(&wish, output)
+            manage(&attach, output)
         }
         Err(error) => Err(too_late(error)),
     }
 }
 
 /// Manages the guest until it ends or the user interrupts, then shows the manager's actions.
-fn manage(wish: &Wish, output: Output) -> Result<(), Failure> {
+fn manage(attach: &AttachRequest, output: Output) -> Result<(), Failure> {
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
-    let attached = Attached::start(wish.guest()?, wish.session()?)?;
+    let attached = Attached::start(attach.guest()?, attach.session()?)?;
     say(tables::care_line(&attached.view()));
     while !interrupts.is_set() && !attached.has_ended() {
         thread::sleep(LOOK_EVERY);

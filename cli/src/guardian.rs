@@ -2,7 +2,8 @@
 //! this process is open, and the kernel closes that pipe in every case.
 //!
 //! ```text
-//!   wideleaf demo, doctor ── standard input, never written to ──▶ wideleaf hold-pool, hold-khugepaged, hold-fragments
+//!   wideleaf demo       ── standard input, never written to ──▶ wideleaf hold-pool
+//!   wideleaf-lab                                                wideleaf-lab hold-khugepaged, hold-fragments, …
 //!         ▲                                                  takes it
 //!         └──────────── "held", or nothing ──────────────────┘
 //!        ends: the pipe is closed ─────────────────────────▶ gives it back, and ends

@@ -16,9 +16,9 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`call`] | actions when libvirt calls |
-//! | [`domain`], [`wishes`], [`xml`] | a domain's request, from its XML |
+//! | [`domain`], [`metadata`], [`xml`] | a domain's request, from its XML |
 //! | [`nova`] | the flavor of an OpenStack instance |
-//! | `called`, `libvirtd` | the libvirtd that has run the hook |
+//! | `last_caller`, `libvirtd` | the libvirtd that has run the hook |
 //! | `journal` | a line in the host's log |
 //! | [`script`] | the script: written and removed |
 //! | [`status`] | check whether the hook works |
@@ -26,14 +26,14 @@
 //! libvirt: "Hooks for specific system management" (hooks.html), and the observed behaviour of libvirt 9.0.
 
 pub mod call;
-mod called;
 pub mod domain;
 mod journal;
+mod last_caller;
 mod libvirtd;
+pub mod metadata;
 pub mod nova;
 pub mod script;
 pub mod status;
-pub mod wishes;
 pub mod xml;
 
 use std::ffi::OsString;

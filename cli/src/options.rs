@@ -1,4 +1,5 @@
-//! Values of options that several commands share.
+//! Values of options that several commands share: sizes, times, the format of the output. Parsing touches nothing, and
+//! an error names what is allowed.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The result of a command: a table or JSON, in a named place or on standard output.
+//! The result of a command: a table or JSON, in a named place or on standard output. The place is opened before the
+//! command changes anything, and a file appears under its name only with its whole content.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;

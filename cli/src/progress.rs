@@ -1,4 +1,4 @@
-//! Progress bars on a terminal.
+//! Progress bars on a terminal. Elsewhere they are hidden, so that a log has no control characters.
 
 use std::io::IsTerminal as _;
 

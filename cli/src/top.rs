@@ -1,7 +1,7 @@
 //! `wideleaf top`: shows the VMs of the host repeatedly. If standard output is not a terminal, one screen as text.
 //!
 //! ```text
-//!   watch (a thread: asks the source) ── Seen ──▶ screen ──▶ draw ──▶ terminal | text
+//!   watch (a thread: asks the source) ── Sampled ──▶ screen ──▶ draw ──▶ terminal | text
 //!                  ▲                                 │
 //!                  └────────────── Ask ──────────────┘◀── keys
 //! ```
@@ -31,7 +31,7 @@ use crate::output::print;
 use crate::vm_source::{Source, SourceArg};
 use heat_map::Column;
 use screen::{Effect, Screen, Tab};
-use watch::{Detail, Seen, Watch};
+use watch::{Detail, Sampled, Watch};
 
 /// Longest wait before a key or a sample is handled: less than a person notices.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -184,7 +184,7 @@ fn text(source: &dyn Source, vm: Option<u32>) -> Result<String, Failure> {
     let detail = vm.map(|pid| detail(source, pid)).transpose()?;
     let mut screen = Screen::new(vm);
     // No request follows, because this is the only sample.
-    screen.take(Seen { host: Ok(host), detail, message: None });
+    screen.take(Sampled { host: Ok(host), detail, message: None });
     screen.tab = Tab::List;
     let vms = u16::try_from(screen.vms().len()).unwrap_or(u16::MAX);
     let mut out = text_of(&screen, vms.saturating_add(TEXT_ROWS_BESIDE_VMS)) + &notes;

@@ -9,7 +9,7 @@
 //!   --no-daemon ───────────────────────▶ the same, without trying the socket
 //! ```
 
-pub mod looking;
+pub mod processes;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use wideleaf_control::view::{DaemonView, Explanation, VmView, WindowMap};
 use wideleaf_run::failure::Failure;
 
 use crate::output::say;
-use looking::{Looking, WithoutDaemon};
+use processes::{Processes, WithoutDaemon};
 
 /// The option `--socket`, with `--wait`.
 #[derive(Args, Clone, Debug)]
@@ -82,7 +82,7 @@ impl SourceArg {
     /// [`Failure::Host`] if a daemon is present but does not answer, or if `--socket` names none.
     pub fn source(&self) -> Result<Box<dyn Source>, Failure> {
         if self.no_daemon {
-            return Ok(Box::new(Looking::because(WithoutDaemon::NotAsked)));
+            return Ok(Box::new(Processes::because(WithoutDaemon::NotAsked)));
         }
         match self.socket.reply(Request::Daemon) {
             Ok(Answer::Daemon(_)) => Ok(Box::new(Daemon { socket: self.socket.clone() })),
@@ -92,7 +92,7 @@ impl SourceArg {
                 if let WithoutDaemon::NotPermitted(_) = why {
                     say(format_args!("wideleaf: {why}"));
                 }
-                Ok(Box::new(Looking::because(why)))
+                Ok(Box::new(Processes::because(why)))
             }
         }
     }

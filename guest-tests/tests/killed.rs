@@ -18,10 +18,10 @@ use wideleaf_testing::{has_kvm, number_from_environment};
 
 const BASE: Domain<'static> = Domain { is_on_base_pages: true, ..Domain::PATTERN };
 const GUESTS: [Domain<'static>; 4] = [
-    Domain { name: "greedy", wishes: "policy='greedy'", ..BASE },
-    Domain { name: "auto", wishes: "policy='auto'", ..BASE },
+    Domain { name: "greedy", metadata: "policy='greedy'", ..BASE },
+    Domain { name: "auto", metadata: "policy='auto'", ..BASE },
     Domain { name: "ordinary", ..Domain::PATTERN },
-    Domain { name: "pool", wishes: "policy='off'", backing: "<hugepages/>", ..Domain::PATTERN },
+    Domain { name: "pool", metadata: "policy='off'", backing: "<hugepages/>", ..Domain::PATTERN },
 ];
 
 #[test]

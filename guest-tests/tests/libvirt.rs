@@ -108,7 +108,7 @@ fn a_domain_on_huge_pages_starts_in_a_pool_that_has_none_and_leaves_none() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     let daemon = RecordingDaemon::listen(&libvirt);
     let before = HugetlbPools::of_this_machine().status(PageSize::Huge2M).unwrap();
-    let domain = Domain { wishes: "policy='off' guarantee='95%'", backing: "<hugepages/>", ..Domain::PATTERN };
+    let domain = Domain { metadata: "policy='off' guarantee='95%'", backing: "<hugepages/>", ..Domain::PATTERN };
     libvirt.define(&domain);
     let uuid = libvirt.virsh(&["domuuid", "pattern"]).unwrap();
 
@@ -149,7 +149,7 @@ fn guests_live_through_a_restart_of_libvirtd_and_are_reported_again() {
 fn a_guest_is_saved_and_restored_with_its_xml_as_it_was() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     let daemon = RecordingDaemon::listen(&libvirt);
-    libvirt.define(&Domain { wishes: "policy='auto'", ..Domain::PATTERN });
+    libvirt.define(&Domain { metadata: "policy='auto'", ..Domain::PATTERN });
     libvirt.virsh(&["start", "pattern"]).unwrap();
     let (first, _) = daemon.next_started();
     libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
@@ -184,7 +184,7 @@ fn a_daemon_that_is_dead_or_hangs_keeps_no_guest_from_starting() {
 #[test]
 fn a_guarantee_without_a_daemon_is_an_error_of_libvirt_and_starts_no_guest() {
     let Some(libvirt) = libvirt_with_hook() else { return };
-    libvirt.define(&Domain { wishes: "guarantee='95%'", ..Domain::PATTERN });
+    libvirt.define(&Domain { metadata: "guarantee='95%'", ..Domain::PATTERN });
     let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
     assert!(error.contains("wideleaf: cannot give pattern its guarantee: no wideleafd listens"), "{error}");
     assert!(!is_running(&libvirt, "pattern"));
@@ -193,7 +193,7 @@ fn a_guarantee_without_a_daemon_is_an_error_of_libvirt_and_starts_no_guest() {
 #[test]
 fn a_misspelt_attribute_is_an_error_of_libvirt_that_names_the_right_one_and_starts_no_guest() {
     let Some(libvirt) = libvirt_with_hook() else { return };
-    libvirt.define(&Domain { wishes: "garantee='95%'", ..Domain::PATTERN });
+    libvirt.define(&Domain { metadata: "garantee='95%'", ..Domain::PATTERN });
     let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
     assert!(error.contains("unknown attribute garantee: did you mean guarantee?"), "{error}");
     assert!(!is_running(&libvirt, "pattern"));
@@ -259,7 +259,7 @@ fn wideleafd_promotes_a_domain_that_the_hook_reports_and_leaves_it_on_request() 
     }
     let Some(libvirt) = libvirt_with_hook() else { return };
     start_wideleafd(&libvirt);
-    let off = Domain { wishes: "policy='off'", is_on_base_pages: true, ..Domain::PATTERN };
+    let off = Domain { metadata: "policy='off'", is_on_base_pages: true, ..Domain::PATTERN };
     libvirt.define(&off);
     libvirt.virsh(&["start", "pattern"]).unwrap();
     libvirt.wait_until("the daemon knows it", || care(&libvirt, "pattern") == Some(Care::Off));
@@ -286,7 +286,7 @@ fn wideleafd_makes_room_for_a_domain_on_huge_pages_and_takes_it_back() {
     start_wideleafd(&libvirt);
     let status = || HugetlbPools::of_this_machine().status(PageSize::Huge2M).unwrap();
     let before = status();
-    libvirt.define(&Domain { wishes: "guarantee='95%'", backing: "<hugepages/>", ..Domain::PATTERN });
+    libvirt.define(&Domain { metadata: "guarantee='95%'", backing: "<hugepages/>", ..Domain::PATTERN });
     libvirt.virsh(&["start", "pattern"]).unwrap();
     libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
     libvirt.wait_until("the daemon has it", || care(&libvirt, "pattern").is_some());

@@ -231,7 +231,7 @@ pub struct Domain<'a> {
     /// Size of RAM in MiB.
     pub memory_mib: u64,
     /// Attributes of its `<wideleaf:memory>`.
-    pub wishes: &'a str,
+    pub metadata: &'a str,
     /// Elements in its `<memoryBacking>`.
     pub backing: &'a str,
     /// Command line of the guest image.
@@ -245,7 +245,7 @@ impl Domain<'_> {
     pub const PATTERN: Domain<'static> = Domain {
         name: "pattern",
         memory_mib: 128,
-        wishes: "",
+        metadata: "",
         backing: "",
         cmdline: "kernel=pattern bytes=32M passes=1000000",
         is_on_base_pages: false,
@@ -253,7 +253,7 @@ impl Domain<'_> {
 
     /// XML for `virsh define`; on KVM if available, and with a library among the images preloaded into QEMU.
     fn xml(&self, library: Option<&str>) -> String {
-        let Domain { name, memory_mib, wishes, backing, cmdline, .. } = self;
+        let Domain { name, memory_mib, metadata, backing, cmdline, .. } = self;
         let preload = library.map_or_else(String::new, |library| {
             let set = format!("<qemu:env name='LD_PRELOAD' value='{IMAGES}/{library}'/>");
             format!(
@@ -270,7 +270,7 @@ impl Domain<'_> {
         format!(
             "<domain type='{kind}'>
                <name>{name}</name>
-               <metadata><wideleaf:memory xmlns:wideleaf='urn:wideleaf:memory:1' {wishes}/></metadata>
+               <metadata><wideleaf:memory xmlns:wideleaf='urn:wideleaf:memory:1' {metadata}/></metadata>
                <memory unit='MiB'>{memory_mib}</memory>
                <memoryBacking>{backing}</memoryBacking>
                <os>

@@ -22,12 +22,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 /// A running pattern guest. Dropping it stops it.
 pub struct PatternGuest {
     machine: Machine,
-    said: Arc<Mutex<Said>>,
+    said: Arc<Mutex<GuestReports>>,
 }
 
 /// Reports of the guest.
 #[derive(Debug, Default)]
-struct Said {
+struct GuestReports {
     /// Number of bytes that it checks.
     checked: Bytes,
     passes: u64,
@@ -53,7 +53,7 @@ impl PatternGuest {
         };
         let config = VmConfig::new(options, &HostLimits::none()).expect("a valid configuration");
         let ram = GuestRam::map(&config.ram_layout(), backing).expect("there is enough memory");
-        let said = Arc::<Mutex<Said>>::default();
+        let said = Arc::<Mutex<GuestReports>>::default();
         let listener = Arc::clone(&said);
         let sink = move |line: &[u8]| locked(&listener).hear(&String::from_utf8_lossy(line));
         PatternGuest { machine: Machine::start(&config, ram, Box::new(sink)).expect("KVM is there"), said }
@@ -117,7 +117,7 @@ impl PatternGuest {
     }
 }
 
-impl Said {
+impl GuestReports {
     fn hear(&mut self, line: &str) {
         match parse(line) {
             Some(Ok(Message::Region { bytes, .. })) => self.checked = Bytes::new(bytes),
@@ -130,6 +130,6 @@ impl Said {
     }
 }
 
-fn locked(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
+fn locked(said: &Mutex<GuestReports>) -> MutexGuard<'_, GuestReports> {
     said.lock()
 }

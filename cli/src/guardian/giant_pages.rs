@@ -1,4 +1,5 @@
-//! The child that makes pages of 1 GiB for a run.
+//! The child that makes pages of 1 GiB for a run: the run's own sandbox does not let it change the host's pools. The
+//! child ends with its parent (`guardian.rs`).
 
 use clap::Args;
 use wideleaf_run::failure::Failure;

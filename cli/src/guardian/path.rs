@@ -1,4 +1,5 @@
-//! The child that removes a run's cgroup or socket.
+//! The child that removes a run's cgroup or socket when the run has ended in any way (`guardian.rs`). It touches this
+//! one path.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Pages of the hugetlb pool that are given back however this process ends (`guardian.rs`).
+//! Pages of the hugetlb pool that are given back however this process ends, even by SIGKILL: a child holds them
+//! (`guardian.rs`).
 
 use std::path::PathBuf;
 

@@ -19,7 +19,7 @@ use wideleaf_run::failure::Failure;
 
 use super::domain::Domain;
 use super::xml::DOCUMENT_BYTES_MAX;
-use super::{RunArgs, called, journal};
+use super::{RunArgs, journal, last_caller};
 use crate::output::say;
 
 /// Time limit for an answer that changes nothing: long enough to see the daemon's refusal in most cases, short
@@ -33,7 +33,7 @@ const PID_FILES: &str = "run/libvirt/qemu";
 const DEFAULT_PAGE: u64 = 2 << 20;
 
 /// Reason why something was not done.
-enum Trouble {
+enum NotDone {
     /// The daemon refused, and has logged it.
     Refused(String),
     /// The daemon is still at work, or hangs.
@@ -42,15 +42,15 @@ enum Trouble {
     Unheard(String),
 }
 
-impl From<String> for Trouble {
-    fn from(why: String) -> Trouble {
-        Trouble::Unheard(why)
+impl From<String> for NotDone {
+    fn from(why: String) -> NotDone {
+        NotDone::Unheard(why)
     }
 }
 
-impl Trouble {
+impl NotDone {
     fn why(&self) -> &str {
-        let (Trouble::Refused(why) | Trouble::Silent(why) | Trouble::Unheard(why)) = self;
+        let (NotDone::Refused(why) | NotDone::Silent(why) | NotDone::Unheard(why)) = self;
         why
     }
 
@@ -58,9 +58,9 @@ impl Trouble {
     /// then starts without it.
     fn is_for_journal(&self, operation: &str) -> bool {
         match self {
-            Trouble::Refused(_) => false,
-            Trouble::Silent(_) => operation == "prepare",
-            Trouble::Unheard(_) => true,
+            NotDone::Refused(_) => false,
+            NotDone::Silent(_) => operation == "prepare",
+            NotDone::Unheard(_) => true,
         }
     }
 }
@@ -71,7 +71,7 @@ impl Trouble {
 /// [`Failure::Host`] at `prepare` if the domain requests a guarantee that cannot be given, or if its metadata have
 /// a mistake.
 pub fn main(args: &RunArgs) -> Result<(), Failure> {
-    called::note(&args.root);
+    last_caller::record(&args.root);
     match args.operation.as_str() {
         "prepare" => prepare(args),
         "started" | "reconnect" => told(args, started(args)),
@@ -83,11 +83,11 @@ pub fn main(args: &RunArgs) -> Result<(), Failure> {
 
 /// An error after a guest has started is no reason to end it. What the daemon did not receive is logged on the host
 /// instead.
-fn told(args: &RunArgs, result: Result<(), Trouble>) -> Result<(), Failure> {
-    if let Err(trouble) = result {
-        let line = format!("hook: {} of {}: {}", args.operation, args.name, trouble.why());
+fn told(args: &RunArgs, result: Result<(), NotDone>) -> Result<(), Failure> {
+    if let Err(error) = result {
+        let line = format!("hook: {} of {}: {}", args.operation, args.name, error.why());
         say(format_args!("wideleaf: {line}"));
-        if trouble.is_for_journal(&args.operation) {
+        if error.is_for_journal(&args.operation) {
             journal::warn(&args.root, &line);
         }
     }
@@ -99,12 +99,12 @@ fn prepare(args: &RunArgs) -> Result<(), Failure> {
         Ok(domain) => domain,
         Err(why) => return told(args, Err(why)),
     };
-    if !domain.wishes.mistakes.is_empty() {
-        let mistakes = domain.wishes.mistakes.join("; ");
+    if !domain.metadata.mistakes.is_empty() {
+        let mistakes = domain.metadata.mistakes.join("; ");
         return Err(Failure::Host(format!("cannot use the metadata of {}: {mistakes}", args.name)));
     }
-    let (guarantee, ordinary) = (domain.wishes.guarantee(), domain.guaranteed());
-    let pages = if domain.wishes.may_grow_pool { domain.pages } else { Vec::new() };
+    let (guarantee, ordinary) = (domain.metadata.guarantee(), domain.guaranteed());
+    let pages = if domain.metadata.may_grow_pool { domain.pages } else { Vec::new() };
     if pages.is_empty() && guarantee.share().is_none() {
         return Ok(());
     }
@@ -113,10 +113,10 @@ fn prepare(args: &RunArgs) -> Result<(), Failure> {
         ask(&args.socket, Request::Prepare { domain: name, uuid, pages, ordinary }, PREPARE_WAIT)
     };
     match (asked(pages.clone(), ordinary), guarantee) {
-        (Err(trouble), Guarantee::Coverage(_)) => {
-            Err(Failure::Host(format!("cannot give {} its guarantee: {}", args.name, trouble.why())))
+        (Err(error), Guarantee::Coverage(_)) => {
+            Err(Failure::Host(format!("cannot give {} its guarantee: {}", args.name, error.why())))
         }
-        (Err(Trouble::Refused(why)), Guarantee::Sought(_)) => {
+        (Err(NotDone::Refused(why)), Guarantee::Sought(_)) => {
             started_without(args, guarantee, &why);
             // Too little ordinary memory is no reason to go without the pool's pages.
             if ordinary.is_some() && !pages.is_empty() { told(args, asked(pages, None)) } else { Ok(()) }
@@ -133,20 +133,20 @@ fn started_without(args: &RunArgs, guarantee: Guarantee, why: &str) {
 }
 
 /// The daemon decides whether to manage the guest: it knows its configuration and the detached guests.
-fn started(args: &RunArgs) -> Result<(), Trouble> {
+fn started(args: &RunArgs) -> Result<(), NotDone> {
     let domain = domain_on_stdin()?;
-    let (settings, mistakes, flavor) = (domain.wishes.settings, domain.wishes.mistakes, domain.flavor);
+    let (settings, mistakes, flavor) = (domain.metadata.settings, domain.metadata.mistakes, domain.flavor);
     let (name, uuid, pid) = (args.name.clone(), domain.uuid, pid_of(&args.root, &args.name)?);
     ask(&args.socket, Request::Started { domain: name, uuid, pid, settings, mistakes, flavor }, WAIT)
 }
 
-fn release(args: &RunArgs) -> Result<(), Trouble> {
+fn release(args: &RunArgs) -> Result<(), NotDone> {
     let uuid = domain_on_stdin()?.uuid;
     ask(&args.socket, Request::Release { domain: args.name.clone(), uuid }, WAIT)
 }
 
 /// Reads the XML that libvirt passes.
-fn domain_on_stdin() -> Result<Domain, Trouble> {
+fn domain_on_stdin() -> Result<Domain, NotDone> {
     let mut bytes = Vec::new();
     // One more byte than the limit shows that the text is longer.
     let mut input = io::stdin().lock().take(DOCUMENT_BYTES_MAX as u64 + 1);
@@ -170,7 +170,7 @@ fn pid_of(root: &Path, domain: &str) -> Result<u32, String> {
 
 /// Asks the daemon, and waits for its answer for at most `wait`, connecting included: if the daemon hangs,
 /// connecting can hang as well. A slow daemon still carries out the request; its answer is not read.
-fn ask(socket: &Path, request: Request, wait: Duration) -> Result<(), Trouble> {
+fn ask(socket: &Path, request: Request, wait: Duration) -> Result<(), NotDone> {
     let (answer, answered) = mpsc::channel();
     let socket = socket.to_owned();
     thread::spawn(move || {
@@ -179,10 +179,10 @@ fn ask(socket: &Path, request: Request, wait: Duration) -> Result<(), Trouble> {
     });
     match answered.recv_timeout(wait) {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error @ ClientError::Refused(_))) => Err(Trouble::Refused(error.to_string())),
+        Ok(Err(error @ ClientError::Refused(_))) => Err(NotDone::Refused(error.to_string())),
         Ok(Err(ClientError::Silent { .. })) | Err(_) => {
-            Err(Trouble::Silent(format!("wideleafd did not answer within {wait:?}")))
+            Err(NotDone::Silent(format!("wideleafd did not answer within {wait:?}")))
         }
-        Ok(Err(error)) => Err(Trouble::Unheard(error.to_string())),
+        Ok(Err(error)) => Err(NotDone::Unheard(error.to_string())),
     }
 }

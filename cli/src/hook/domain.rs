@@ -1,10 +1,10 @@
-//! The request of a libvirt domain, from its XML: pages of the hugetlb pool, and the wishes in its metadata.
+//! The request of a libvirt domain, from its XML: pages of the hugetlb pool, and what its metadata say.
 //!
 //! ```text
 //!   <memory>, <numa><cell>, <devices><memory> ──▶ pieces of RAM, by guest NUMA node
 //!   <memoryBacking><hugepages><page nodeset>  ──▶ page size of each       ├─▶ PoolRequest { page_bytes, pages, node }
 //!   <numatune>, <nodemask>                    ──▶ host nodes of each
-//!   <metadata><wideleaf:memory …/>            ──▶ Wishes
+//!   <metadata><wideleaf:memory …/>            ──▶ MemoryMetadata
 //!   <metadata><nova:instance …/>              ──▶ flavor
 //! ```
 //!
@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wideleaf_control::protocol::{OrdinaryMemory, PoolRequest};
 
+use super::metadata::MemoryMetadata;
 use super::nova;
-use super::wishes::Wishes;
 use super::xml::{Element, XmlError};
 
 /// Page sizes of hugetlb pools on x86-64. A domain may also request 4 KiB pages, which come from no pool.
@@ -34,8 +34,8 @@ pub struct Domain {
     pub pages: Vec<PoolRequest>,
     /// Upper limit of its memory on ordinary pages, in bytes.
     pub ordinary_bytes: u64,
-    /// Wishes in its metadata.
-    pub wishes: Wishes,
+    /// Settings in its metadata.
+    pub metadata: MemoryMetadata,
     /// OpenStack Nova's flavor of the instance; `None` for other domains.
     pub flavor: Option<String>,
 }
@@ -49,13 +49,13 @@ impl Domain {
         let root = Element::parse(text)?;
         let uuid = root.child("uuid").map(|uuid| uuid.text.clone()).unwrap_or_default();
         let (pages, ordinary_bytes) = memory(&root, default_page);
-        Ok(Domain { uuid, pages, ordinary_bytes, wishes: Wishes::of(&root), flavor: nova::flavor(&root) })
+        Ok(Domain { uuid, pages, ordinary_bytes, metadata: MemoryMetadata::of(&root), flavor: nova::flavor(&root) })
     }
 
     /// The amount of ordinary memory that its guarantee needs in large pages, also where that does not prevent a start:
     /// the share of all memory, minus what the pools give. `None` if that is zero.
     pub fn guaranteed(&self) -> Option<OrdinaryMemory> {
-        let share = self.wishes.guarantee().share()?;
+        let share = self.metadata.guarantee().share()?;
         let pooled =
             self.pages.iter().fold(0, |sum: u64, of| sum.saturating_add(of.pages.saturating_mul(of.page_bytes)));
         let all = u128::from(pooled) + u128::from(self.ordinary_bytes);
@@ -329,8 +329,8 @@ mod tests {
     #[test]
     fn a_guarantee_covers_ordinary_memory_beyond_that_of_the_pools() {
         let guaranteed = |inside: &str| {
-            let wishes = "<metadata><memory xmlns='urn:wideleaf:memory:1' guarantee='90%'/></metadata>";
-            let domain = Domain::parse(&format!("<domain>{wishes}{inside}</domain>"), HUGE).expect("a domain");
+            let metadata = "<metadata><memory xmlns='urn:wideleaf:memory:1' guarantee='90%'/></metadata>";
+            let domain = Domain::parse(&format!("<domain>{metadata}{inside}</domain>"), HUGE).expect("a domain");
             domain.guaranteed().map(|memory| (memory.bytes >> 20, memory.large_bytes >> 20))
         };
         assert_eq!(guaranteed("<memory unit='MiB'>1000</memory>"), Some((1000, 900)));
@@ -380,7 +380,7 @@ mod tests {
         let domain = Domain::parse(LIVE, HUGE).expect("a domain");
         assert_eq!(domain.uuid, "8d2f4c5e-0f4b-4c3a-9d38-1f0f5a7c2b11");
         assert_eq!(domain.pages, [PoolRequest { page_bytes: HUGE, pages: 64, node: None, nodes: Vec::new() }]);
-        assert_eq!(domain.wishes.settings.guarantee.as_deref(), Some("95%"));
+        assert_eq!(domain.metadata.settings.guarantee.as_deref(), Some("95%"));
     }
 
     proptest! {

@@ -49,11 +49,11 @@ pub fn text(socket: &Path) -> Result<String, Failure> {
 
 /// Socket for the next script: the requested one, or that of the installed script. `None`: the installed script has an
 /// option `--socket` in another form than wideleaf writes.
-pub fn socket_for(asked: Option<&Path>, found: &Found) -> Option<PathBuf> {
+pub fn socket_for(asked: Option<&Path>, found: &ScriptFile) -> Option<PathBuf> {
     match (asked, found) {
         (Some(asked), _) => Some(asked.to_owned()),
-        (None, Found::Ours(text)) => socket_in(text),
-        (None, Found::Nothing | Found::Foreign) => Some(SOCKET_PATH.into()),
+        (None, ScriptFile::Ours(text)) => socket_in(text),
+        (None, ScriptFile::Nothing | ScriptFile::Foreign) => Some(SOCKET_PATH.into()),
     }
 }
 
@@ -85,21 +85,21 @@ pub fn text_for(program: &Path, socket: &Path) -> Result<String, Failure> {
 
 /// Requirements on the owner of the program that libvirtd runs.
 #[derive(Clone, Copy, Debug)]
-pub struct Trust<'a> {
+pub struct OwnerRules<'a> {
     /// Required owner of each part of its path.
     pub owner: u32,
     /// Folder below which the path is checked.
     pub top: &'a Path,
 }
 
-impl Trust<'static> {
+impl OwnerRules<'static> {
     /// The requirement for root as the only owner, for all of the path.
-    pub fn root_alone() -> Trust<'static> {
-        Trust { owner: 0, top: Path::new("/") }
+    pub fn root_alone() -> OwnerRules<'static> {
+        OwnerRules { owner: 0, top: Path::new("/") }
     }
 }
 
-impl Trust<'_> {
+impl OwnerRules<'_> {
     /// Checks that no other user can replace that program.
     ///
     /// # Errors
@@ -149,7 +149,7 @@ fn unquoted(text: &str) -> Option<PathBuf> {
 
 /// State of the script's place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ScriptFile {
     /// No file at the place.
     Nothing,
     /// A wideleaf script, of this version or another.
@@ -162,12 +162,12 @@ pub enum Found {
 ///
 /// # Errors
 /// [`Failure::Host`] if it cannot be read.
-pub fn find(root: &Path) -> Result<Found, Failure> {
+pub fn find(root: &Path) -> Result<ScriptFile, Failure> {
     let path = path(root);
     match fs::read(&path).map(String::from_utf8) {
-        Ok(Ok(text)) if text.lines().nth(1).is_some_and(|line| line.starts_with(MARK)) => Ok(Found::Ours(text)),
-        Ok(_) => Ok(Found::Foreign),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Found::Nothing),
+        Ok(Ok(text)) if text.lines().nth(1).is_some_and(|line| line.starts_with(MARK)) => Ok(ScriptFile::Ours(text)),
+        Ok(_) => Ok(ScriptFile::Foreign),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(ScriptFile::Nothing),
         Err(error) => Err(at(&path)(error)),
     }
 }
@@ -204,8 +204,8 @@ pub fn install(root: &Path, asked: Option<&Path>, is_dry: bool) -> Result<(), Fa
         return Err(Failure::Host(format!("cannot find {}: is libvirt installed?", libvirt.display())));
     }
     let found = find(root)?;
-    if found != Found::Foreign {
-        Trust::root_alone().check(&program)?;
+    if found != ScriptFile::Foreign {
+        OwnerRules::root_alone().check(&program)?;
     }
     let is_executable = fs::metadata(&path).is_ok_and(|file| file.permissions().mode() & 0o111 != 0);
     let socket = socket_for(asked, &found).ok_or_else(|| unreadable(&path))?;
@@ -217,11 +217,11 @@ pub fn install(root: &Path, asked: Option<&Path>, is_dry: bool) -> Result<(), Fa
         _ => String::new(),
     };
     match found {
-        Found::Foreign => return Err(foreign(root)),
-        Found::Ours(old) if old == text && is_executable => {
+        ScriptFile::Foreign => return Err(foreign(root)),
+        ScriptFile::Ours(old) if old == text && is_executable => {
             return print(&format!("{} is already installed{of_daemon}\n", path.display()));
         }
-        Found::Ours(_) | Found::Nothing => {}
+        ScriptFile::Ours(_) | ScriptFile::Nothing => {}
     }
     if is_dry {
         return print(&format!("would write {}{of_daemon}:\n{text}", path.display()));
@@ -252,10 +252,10 @@ fn write(path: &Path, text: &str, since: Option<SystemTime>) -> io::Result<()> {
 pub fn uninstall(root: &Path, is_dry: bool) -> Result<(), Failure> {
     let path = path(root);
     match find(root)? {
-        Found::Nothing => print(&format!("nothing to remove: there is no {}\n", path.display())),
-        Found::Foreign => Err(foreign(root)),
-        Found::Ours(_) if is_dry => print(&format!("would remove {}\n", path.display())),
-        Found::Ours(_) => {
+        ScriptFile::Nothing => print(&format!("nothing to remove: there is no {}\n", path.display())),
+        ScriptFile::Foreign => Err(foreign(root)),
+        ScriptFile::Ours(_) if is_dry => print(&format!("would remove {}\n", path.display())),
+        ScriptFile::Ours(_) => {
             fs::remove_file(&path).map_err(at(&path))?;
             print(&format!("removed {}\n", path.display()))
         }
@@ -284,7 +284,7 @@ mod tests {
             chmod(path, 0o755);
         }
         let owner = nix::unistd::geteuid().as_raw();
-        let check = |owner| Trust { owner, top: &top }.check(&program).map_err(|failure| failure.to_string());
+        let check = |owner| OwnerRules { owner, top: &top }.check(&program).map_err(|failure| failure.to_string());
         assert_eq!(check(owner), Ok(()));
         let error = check(owner + 1).expect_err("another's");
         let expected = format!("{} can be written by user {owner}, its owner", program.display());
@@ -299,7 +299,7 @@ mod tests {
         }
         std::os::unix::fs::symlink(&program, top.join("link")).expect("it is new");
         chmod(&folder, 0o777);
-        assert!(Trust { owner, top: &top }.check(&top.join("link")).is_err(), "what a link names counts");
+        assert!(OwnerRules { owner, top: &top }.check(&top.join("link")).is_err(), "what a link names counts");
     }
 
     #[test]
@@ -311,11 +311,11 @@ mod tests {
     #[test]
     fn the_socket_of_a_script_is_read_back_and_a_requested_one_counts_more() {
         for socket in [SOCKET_PATH, "/x/s", "/a b/$(c)'d", "/'", "/it''s"] {
-            let found = Found::Ours(text(Path::new(socket)).expect("a script"));
+            let found = ScriptFile::Ours(text(Path::new(socket)).expect("a script"));
             assert_eq!(socket_for(None, &found), Some(socket.into()));
             assert_eq!(socket_for(Some(Path::new("/y")), &found), Some("/y".into()));
         }
-        for found in [Found::Nothing, Found::Foreign] {
+        for found in [ScriptFile::Nothing, ScriptFile::Foreign] {
             assert_eq!(socket_for(None, &found), Some(SOCKET_PATH.into()));
         }
     }
@@ -324,8 +324,8 @@ mod tests {
     fn a_socket_in_another_form_than_wideleaf_writes_is_not_guessed() {
         for option in ["--socket=/x/s", "--socket /x/s", "--socket '/x/s", "--socket '/x/'s"] {
             let text = format!("#!/bin/sh\n{MARK}\n'/usr/bin/wideleaf' hook run {option} -- \"$@\"\n");
-            assert_eq!(socket_for(None, &Found::Ours(text.clone())), None, "{option}");
-            assert_eq!(socket_for(Some(Path::new("/y")), &Found::Ours(text)), Some("/y".into()), "{option}");
+            assert_eq!(socket_for(None, &ScriptFile::Ours(text.clone())), None, "{option}");
+            assert_eq!(socket_for(Some(Path::new("/y")), &ScriptFile::Ours(text)), Some("/y".into()), "{option}");
         }
     }
 }

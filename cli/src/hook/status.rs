@@ -6,7 +6,7 @@
 //!
 //! | libvirtd runs the script if | because |
 //! |---|---|
-//! | this libvirtd has called it (`called`) | that is proof, even if files were changed since |
+//! | this libvirtd has called it (`last_caller`) | that is proof, even if files were changed since |
 //! | a hook for QEMU is older than this libvirtd | libvirtd has seen it; `install` keeps the time of a renewed script |
 
 use std::fs;
@@ -17,8 +17,8 @@ use std::time::SystemTime;
 use serde::Serialize;
 use wideleaf_run::failure::{Failure, HookFault};
 
-use super::script::{self, Found};
-use super::{called, libvirtd};
+use super::script::{self, ScriptFile};
+use super::{last_caller, libvirtd};
 use crate::options::FormatArg;
 use crate::output::Output;
 
@@ -41,7 +41,7 @@ pub enum ScriptState {
 /// Whether libvirtd runs hooks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Seen {
+pub enum HookUse {
     /// No libvirtd runs: the next one will.
     NoDaemon,
     /// It started when there was a hook.
@@ -58,7 +58,7 @@ pub struct HookStatus {
     /// State of the script.
     pub script: ScriptState,
     /// Whether libvirtd runs it.
-    pub libvirtd: Seen,
+    pub libvirtd: HookUse,
 }
 
 /// Runs the subcommand `status`.
@@ -78,11 +78,11 @@ fn state(root: &Path, asked: Option<&Path>) -> Result<ScriptState, Failure> {
     let found = script::find(root)?;
     let wanted = script::socket_for(asked, &found).map(|socket| script::text(&socket)).transpose()?;
     Ok(match found {
-        Found::Nothing => ScriptState::Absent,
-        Found::Foreign => ScriptState::Foreign,
-        Found::Ours(_) if !is_executable(&script::path(root)) => ScriptState::NotExecutable,
-        Found::Ours(text) if wanted.is_some_and(|wanted| text == wanted) => ScriptState::Current,
-        Found::Ours(_) => ScriptState::Other,
+        ScriptFile::Nothing => ScriptState::Absent,
+        ScriptFile::Foreign => ScriptState::Foreign,
+        ScriptFile::Ours(_) if !is_executable(&script::path(root)) => ScriptState::NotExecutable,
+        ScriptFile::Ours(text) if wanted.is_some_and(|wanted| text == wanted) => ScriptState::Current,
+        ScriptFile::Ours(_) => ScriptState::Other,
     })
 }
 
@@ -91,10 +91,10 @@ fn is_executable(path: &Path) -> bool {
 }
 
 /// Whether this libvirtd has run the hook, or a hook for QEMU is older than it.
-fn seen(root: &Path, now: SystemTime) -> Seen {
-    let Some(libvirtd) = libvirtd::running(&root.join("proc")) else { return Seen::NoDaemon };
-    if called::by(root) == Some(libvirtd) {
-        return Seen::Yes;
+fn seen(root: &Path, now: SystemTime) -> HookUse {
+    let Some(libvirtd) = libvirtd::running(&root.join("proc")) else { return HookUse::NoDaemon };
+    if last_caller::read(root) == Some(libvirtd) {
+        return HookUse::Yes;
     }
     let hooks = script::path(root);
     let folder = hooks.parent().unwrap_or(&hooks);
@@ -106,7 +106,7 @@ fn seen(root: &Path, now: SystemTime) -> Seen {
         written.zip(started).is_some_and(|(written, started)| written <= started)
     };
     let has_older = files.chain([single]).filter(|path| is_executable(path)).any(|path| is_older(&path));
-    if has_older { Seen::Yes } else { Seen::NotYet }
+    if has_older { HookUse::Yes } else { HookUse::NotYet }
 }
 
 impl HookStatus {
@@ -117,8 +117,8 @@ impl HookStatus {
                 Some(HookFault::NotInstalled)
             }
             (ScriptState::Other, _) => Some(HookFault::OutOfDate),
-            (ScriptState::Current, Seen::NotYet) => Some(HookFault::NotRun),
-            (ScriptState::Current, Seen::NoDaemon | Seen::Yes) => None,
+            (ScriptState::Current, HookUse::NotYet) => Some(HookFault::NotRun),
+            (ScriptState::Current, HookUse::NoDaemon | HookUse::Yes) => None,
         }
     }
 
@@ -134,9 +134,9 @@ impl HookStatus {
             ScriptState::Current => "installed",
         };
         let libvirtd = match self.libvirtd {
-            Seen::NoDaemon => "not running; it will look for hooks when it starts",
-            Seen::Yes => "runs it",
-            Seen::NotYet => {
+            HookUse::NoDaemon => "not running; it will look for hooks when it starts",
+            HookUse::Yes => "runs it",
+            HookUse::NotYet => {
                 "there was no hook when it started: restart libvirtd once after the installation; running guests are \
                 not affected"
             }
@@ -176,7 +176,7 @@ mod tests {
     fn a_hook_that_is_younger_than_libvirtd_is_not_run_yet() {
         let root = host("libvirtd");
         let now = add_hook(root.path(), "qemu.d/wideleaf", 399, 0o755);
-        assert_eq!(seen(root.path(), now), Seen::NotYet);
+        assert_eq!(seen(root.path(), now), HookUse::NotYet);
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
             let root = host(process);
             add_hook(root.path(), "qemu.d/wideleaf", 1, 0o755);
             let now = add_hook(root.path(), older, 401, 0o755);
-            assert_eq!(seen(root.path(), now), Seen::Yes, "{older}");
+            assert_eq!(seen(root.path(), now), HookUse::Yes, "{older}");
         }
     }
 
@@ -194,9 +194,12 @@ mod tests {
         let root = host("libvirtd");
         let now = add_hook(root.path(), "qemu.d/wideleaf", 1, 0o755);
         fs::create_dir_all(root.path().join("run/wideleaf")).expect("a folder");
-        for (calling, expected) in
-            [("7 10000", Seen::Yes), ("7 9999", Seen::NotYet), ("8 10000", Seen::NotYet), ("?", Seen::NotYet)]
-        {
+        for (calling, expected) in [
+            ("7 10000", HookUse::Yes),
+            ("7 9999", HookUse::NotYet),
+            ("8 10000", HookUse::NotYet),
+            ("?", HookUse::NotYet),
+        ] {
             fs::write(root.path().join("run/wideleaf/hook-called"), calling).expect("a file");
             assert_eq!(seen(root.path(), now), expected, "{calling}");
         }
@@ -206,7 +209,7 @@ mod tests {
     fn a_file_that_is_not_executable_is_not_a_hook() {
         let root = host("libvirtd");
         let now = add_hook(root.path(), "qemu.d/wideleaf", 401, 0o644);
-        assert_eq!(seen(root.path(), now), Seen::NotYet);
+        assert_eq!(seen(root.path(), now), HookUse::NotYet);
     }
 
     #[test]
@@ -216,16 +219,16 @@ mod tests {
             status.fault().map_or(0, |fault| Failure::from(fault).exit_code())
         };
         for script in [ScriptState::Absent, ScriptState::Foreign, ScriptState::NotExecutable] {
-            assert_eq!(code(script, Seen::Yes), 10);
+            assert_eq!(code(script, HookUse::Yes), 10);
         }
-        assert_eq!((code(ScriptState::Other, Seen::Yes), code(ScriptState::Current, Seen::NotYet)), (11, 12));
-        assert_eq!([Seen::Yes, Seen::NoDaemon].map(|seen| code(ScriptState::Current, seen)), [0, 0]);
+        assert_eq!((code(ScriptState::Other, HookUse::Yes), code(ScriptState::Current, HookUse::NotYet)), (11, 12));
+        assert_eq!([HookUse::Yes, HookUse::NoDaemon].map(|seen| code(ScriptState::Current, seen)), [0, 0]);
     }
 
     #[test]
     fn a_host_without_libvirtd_is_recognised() {
         let root = host("virtlogd) (x");
         let now = add_hook(root.path(), "qemu.d/wideleaf", 401, 0o755);
-        assert_eq!(seen(root.path(), now), Seen::NoDaemon);
+        assert_eq!(seen(root.path(), now), HookUse::NoDaemon);
     }
 }

@@ -1,4 +1,5 @@
-//! The specification of a run, from its arguments.
+//! The specification of a run, from its arguments. Contradictions are refused here, before anything of the host is
+//! touched; only a snapshot's own description is read.
 
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use wideleaf_control::protocol::SOCKET_PATH;
 use wideleaf_kernels::registry::{KernelNames, by_name};
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::RamStart;
-use wideleaf_policies::{PageSize, PolicyChoice};
+use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::kernel::{self, Pages, RamRequest};
 use wideleaf_run::numa::check_same_cells;
@@ -48,8 +49,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         let what = format!("a built-in kernel ({}) or an image file", KernelNames::ALL);
         return Err(Failure::Usage(format!("nothing to run: name {what}; `wideleaf run --help` has examples")));
     };
-    let kernel = by_name(name);
-    if kernel.is_none() && args.native {
+    if by_name(name).is_none() && args.native {
         let names = KernelNames::ALL;
         let hint = kernel::meant(name);
         return Err(Failure::Usage(format!(
@@ -61,18 +61,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
     let ram_start = made.ram_start();
     let backing = backing_of(args, ram_start)?.for_first_touch(made.decides_at_first_touch());
     let is_for_giants = made.largest_page() == PageSize::Giant1G;
-    let (workload, cmdline, memory) = match kernel {
-        Some(kernel) => {
-            let cmdline = kernel::with_class(kernel, args.class.as_deref(), &args.cmdline)?;
-            let memory = kernel::ram_for(kernel, &cmdline, ram_request(args, backing.granule()))?;
-            (Workload::Kernel(kernel.name.as_str()), cmdline, memory)
-        }
-        None if args.class.is_some() => return Err(kernel::no_classes(name)),
-        None => {
-            let memory = args.memory.unwrap_or(kernel::MEMORY_DEFAULT);
-            (Workload::Image(PathBuf::from(name)), args.cmdline.clone(), memory)
-        }
-    };
+    let (workload, cmdline, memory) = workload(args, name, &backing)?;
     Ok(RunSpec {
         workload,
         is_native: args.native,
@@ -103,6 +92,20 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         restore_pages: args.restore_pages.into(),
         sandbox: sandbox(args)?,
     })
+}
+
+/// The workload of this name, its command line, and the size of the guest's RAM.
+fn workload(args: &RunArgs, name: &str, backing: &BackingConfig) -> Result<(Workload, String, Bytes), Failure> {
+    let Some(kernel) = by_name(name) else {
+        if args.class.is_some() {
+            return Err(kernel::no_classes(name));
+        }
+        let memory = args.memory.unwrap_or(kernel::MEMORY_DEFAULT);
+        return Ok((Workload::Image(PathBuf::from(name)), args.cmdline.clone(), memory));
+    };
+    let cmdline = kernel::with_class(kernel, args.class.as_deref(), &args.cmdline)?;
+    let memory = kernel::ram_for(kernel, &cmdline, ram_request(args, backing.granule()))?;
+    Ok((Workload::Kernel(kernel.name.as_str()), cmdline, memory))
 }
 
 /// Specification of the run that continues a saved VM: its own, with what these arguments say about this host.

@@ -1,4 +1,5 @@
-//! The options of `wideleaf run` for devices of the guest.
+//! The options of `wideleaf run` for devices of the guest, parsed without a look at the files and interfaces that they
+//! name.
 
 use std::path::PathBuf;
 

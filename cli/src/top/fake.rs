@@ -4,7 +4,7 @@ use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Explanation, VmView, WindowMap};
 use wideleaf_run::failure::Failure;
 
-use crate::vm_source::looking::WithoutDaemon;
+use crate::vm_source::processes::WithoutDaemon;
 use crate::vm_source::{HostReport, Source};
 
 /// Source of a host without VMs.

@@ -16,7 +16,7 @@ use wideleaf_run::policy_switch::OFF;
 use wideleaf_run::text::clean;
 
 use super::heat_map::Column;
-use super::watch::{Ask, Detail, Seen};
+use super::watch::{Ask, Detail, Sampled};
 use crate::vm_source::HostReport;
 
 /// Content of the screen.
@@ -141,7 +141,7 @@ impl Screen {
     }
 
     /// Applies a sample. Returns the next request, if the chosen VM differs from the sampled one.
-    pub fn take(&mut self, seen: Seen) -> Effect {
+    pub fn take(&mut self, seen: Sampled) -> Effect {
         match seen.host {
             Ok(host) => self.take_host(host),
             // The list stays as last sampled; the line above says that it is old.

@@ -1,7 +1,7 @@
 //! Samples the VMs in a separate thread, so that keys never wait: a daemon may take two seconds to answer.
 //!
 //! ```text
-//!   screen ── Ask ──▶ watch: sample, wait for an Ask or the interval, sample again ── Seen ──▶ screen
+//!   screen ── Ask ──▶ watch: sample, wait for an Ask or the interval, sample again ── Sampled ──▶ screen
 //! ```
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -26,7 +26,7 @@ pub enum Ask {
 
 /// Result of one sample.
 #[derive(Debug)]
-pub struct Seen {
+pub struct Sampled {
     /// All VMs, or the reason of the failure.
     pub host: Result<HostReport, Failure>,
     /// Details of the requested VM.
@@ -49,7 +49,7 @@ pub struct Detail {
 /// Both ends of the thread, which ends when they are dropped.
 pub struct Watch {
     asks: Sender<Ask>,
-    seen: Receiver<Seen>,
+    seen: Receiver<Sampled>,
 }
 
 impl Watch {
@@ -69,13 +69,13 @@ impl Watch {
     }
 
     /// The samples that have not been taken yet: at most one waits.
-    pub fn looks(&self) -> impl Iterator<Item = Seen> + '_ {
+    pub fn looks(&self) -> impl Iterator<Item = Sampled> + '_ {
         self.seen.try_iter()
     }
 }
 
 /// Runs until the screen is gone.
-fn run(source: &dyn Source, interval: Duration, asked: &Receiver<Ask>, seen: &SyncSender<Seen>) {
+fn run(source: &dyn Source, interval: Duration, asked: &Receiver<Ask>, seen: &SyncSender<Sampled>) {
     let mut watched = None;
     let mut message = None;
     while seen.send(look(source, watched, message.take())).is_ok() {
@@ -95,13 +95,13 @@ fn run(source: &dyn Source, interval: Duration, asked: &Receiver<Ask>, seen: &Sy
 }
 
 /// Takes one sample.
-pub fn look(source: &dyn Source, watched: Option<u32>, message: Option<String>) -> Seen {
+pub fn look(source: &dyn Source, watched: Option<u32>, message: Option<String>) -> Sampled {
     let detail = |pid: u32| Detail {
         pid,
         windows: source.windows(&pid.to_string()),
         explanation: source.explanation(&pid.to_string()),
     };
-    Seen { host: source.host(), detail: watched.map(detail), message }
+    Sampled { host: source.host(), detail: watched.map(detail), message }
 }
 
 fn set_policy(source: &dyn Source, pid: u32, policy: String) -> String {

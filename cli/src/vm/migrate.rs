@@ -23,7 +23,7 @@ use wideleaf_run::migration::{Address, check_rate};
 
 use crate::options::{FormatArg, parse_duration, parse_some_bytes};
 use crate::report::moved::migrated;
-use crate::vm::progress::{Shown, ask_for_long, other_answer};
+use crate::vm::progress::{ResultOutput, ask_for_long, other_answer};
 
 /// Arguments of `wideleaf vm SOCKET migrate`.
 #[derive(Args, Debug)]
@@ -72,7 +72,7 @@ pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), 
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?.also_at_hangup()?;
     let bytes_per_second_max = args.bytes_per_second.and_then(|bytes| NonZeroU64::new(bytes.get()));
     check_rate(bytes_per_second_max).map_err(Failure::Usage)?;
-    let shown = Shown::open(&args.to, format)?;
+    let output = ResultOutput::open(&args.to, format)?;
     let ends = args.to.connect(&format!("start `wideleaf run --incoming {}` there first", args.to))?;
     let request = VmRequest::Migrate {
         to: args.to.to_string(),
@@ -82,7 +82,7 @@ pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), 
     };
     let passed = [ends.reader.as_fd(), ends.writer.as_fd()];
     match ask_for_long(socket, request, [&passed, &[]], "migrating", &interrupts)?.0 {
-        VmAnswer::Migrated(moved) => shown.show(&moved, migrated(&moved)),
+        VmAnswer::Migrated(moved) => output.show(&moved, migrated(&moved)),
         _ => Err(other_answer(socket)),
     }
 }

@@ -1,4 +1,5 @@
-//! A request that takes a VM long: its progress on a terminal, and Ctrl-C, which cancels it.
+//! A request that takes a VM long: its progress on a terminal, and Ctrl-C, which cancels it. The VM cancels when a pipe
+//! is closed, so it also does where this process is killed.
 
 use std::io::PipeWriter;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -73,16 +74,16 @@ pub(super) fn ask_for_long(
 }
 
 /// Destination of the result of a migration: standard output, or standard error where the connection is that.
-pub(super) struct Shown(Option<Output>);
+pub(super) struct ResultOutput(Option<Output>);
 
-impl Shown {
+impl ResultOutput {
     /// For a migration over a connection at this address.
     ///
     /// # Errors
     /// [`Failure`] if nothing can be written there.
-    pub(super) fn open(address: &Address, format: FormatArg) -> Result<Shown, Failure> {
+    pub(super) fn open(address: &Address, format: FormatArg) -> Result<ResultOutput, Failure> {
         let output = if address.takes_standard_output() { None } else { Some(Output::open(format, None)?) };
-        Ok(Shown(output))
+        Ok(ResultOutput(output))
     }
 
     /// Shows a result, with this line for people.

@@ -20,7 +20,7 @@ use wideleaf_run::migration::{Address, Ends};
 use crate::options::FormatArg;
 use crate::output::say;
 use crate::report::moved::{migrated, recovered};
-use crate::vm::progress::{Shown, ask_for_long, other_answer};
+use crate::vm::progress::{ResultOutput, ask_for_long, other_answer};
 
 /// Arguments of `wideleaf vm SOCKET recover`.
 #[derive(Args, Debug)]
@@ -41,14 +41,14 @@ pub struct RecoverArgs {
 /// [`Failure`] in one line; both sides are then as before.
 pub fn main(socket: &Path, args: &RecoverArgs, format: FormatArg) -> Result<(), Failure> {
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?.also_at_hangup()?;
-    let shown = Shown::open(&args.address, format)?;
+    let output = ResultOutput::open(&args.address, format)?;
     check(socket, args.incoming)?;
     let (ends, with) = meet(args, &interrupts)?;
     let request = VmRequest::Recover { with, is_target: args.incoming };
     let passed = [ends.reader.as_fd(), ends.writer.as_fd()];
     match ask_for_long(socket, request, [&passed, &[]], "recovering", &interrupts)?.0 {
-        VmAnswer::Migrated(moved) => shown.show(&moved, migrated(&moved)),
-        VmAnswer::Recovered(view) => shown.show(&view, recovered(&view)),
+        VmAnswer::Migrated(moved) => output.show(&moved, migrated(&moved)),
+        VmAnswer::Recovered(view) => output.show(&view, recovered(&view)),
         _ => Err(other_answer(socket)),
     }
 }

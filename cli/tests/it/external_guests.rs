@@ -7,7 +7,7 @@ use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use wideleaf::vm_source::Source;
-use wideleaf::vm_source::looking::{Looking, WithoutDaemon};
+use wideleaf::vm_source::processes::{Processes, WithoutDaemon};
 use wideleaf_control::protocol::{SOCKET_PATH, Settings};
 use wideleaf_control::view::{Care, VmView, Vmm};
 use wideleaf_policies::units::mib;
@@ -31,8 +31,8 @@ fn guest(name: &str, ram: QemuRam) -> QemuGuest {
     guest
 }
 
-fn looking() -> Looking {
-    Looking::because(WithoutDaemon::Absent("none.sock".into()))
+fn processes() -> Processes {
+    Processes::because(WithoutDaemon::Absent("none.sock".into()))
 }
 
 #[test]
@@ -41,16 +41,16 @@ fn a_qemu_guest_is_visible_without_a_daemon() {
         return;
     }
     let guest = guest("seen", QemuRam::AnonymousOnBasePages);
-    let host = looking().host().unwrap();
+    let host = processes().host().unwrap();
     assert!(host.source.starts_with("no wideleafd listens at none.sock"), "{}", host.source);
     let seen = host.vms.iter().find(|vm| vm.pid == guest.pid()).unwrap();
     assert_eq!((seen.name.as_str(), seen.vmm, &seen.care), ("seen", Vmm::Qemu, &Care::Unmanaged));
     assert_eq!(seen.ram.iter().map(|block| block.bytes).sum::<u64>(), mib(128).get());
     assert!(seen.backing.unwrap().base_4k >= mib(32).get(), "it checks 32 MiB: {:?}", seen.backing);
-    let by_pid = looking().vm(&guest.pid().to_string()).unwrap();
+    let by_pid = processes().vm(&guest.pid().to_string()).unwrap();
     assert_eq!(by_pid.name, "seen");
-    let windows: usize = looking().windows("seen").unwrap().ranges.iter().map(|range| range.backing.len()).sum();
-    let explanation = looking().explanation("seen").unwrap();
+    let windows: usize = processes().windows("seen").unwrap().ranges.iter().map(|range| range.backing.len()).sum();
+    let explanation = processes().explanation("seen").unwrap();
     assert_eq!(explanation.windows, Some(windows as u64));
     let small = explanation.reasons.iter().map(|reason| reason.windows).sum::<u64>();
     assert_eq!(explanation.huge, Some(windows as u64 - small));
@@ -58,9 +58,9 @@ fn a_qemu_guest_is_visible_without_a_daemon() {
 
 #[test]
 fn without_a_daemon_nothing_changes_and_an_unknown_vm_is_refused() {
-    let refused = looking().set("any", Settings::default()).unwrap_err().to_string();
+    let refused = processes().set("any", Settings::default()).unwrap_err().to_string();
     assert!(refused.starts_with("no wideleafd listens at none.sock: start it"), "{refused}");
-    let unknown = looking().vm("no such VM").unwrap_err();
+    let unknown = processes().vm("no such VM").unwrap_err();
     assert_eq!(unknown.exit_code(), 2);
     assert!(unknown.to_string().starts_with("no VM on this host is called \"no such VM\""), "{unknown}");
 }
@@ -96,7 +96,7 @@ fn a_dry_run_describes_the_actions_and_takes_none() {
     let output = scratch.wideleaf(&["attach", &pid, "--dry-run", "--policy=greedy"]).assert().success();
     let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
     assert!(text.contains("may be promoted, as greedy chooses"), "{text}");
-    assert_eq!(looking().vm("dry").unwrap().backing.unwrap().huge_2m, 0);
+    assert_eq!(processes().vm("dry").unwrap().backing.unwrap().huge_2m, 0);
     scratch.refuses(&["attach", &pid, "--dry-run", "--policy=giant"], 2, &["works only for guests of `wideleaf run`"]);
 }
 
@@ -109,7 +109,7 @@ fn a_guest_is_promoted_in_the_foreground_and_loses_no_word() {
     let scratch = new_scratch();
     let pid = guest.pid().to_string();
     let mut attach = Running::start(&scratch, &["attach", &pid, "--foreground", "--policy=greedy", "--format=json"]);
-    while looking().vm(&pid).unwrap().backing.unwrap().huge_2m < mib(32).get() {
+    while processes().vm(&pid).unwrap().backing.unwrap().huge_2m < mib(32).get() {
         assert_eq!(attach.0.try_wait().unwrap(), None, "it goes on until it is interrupted");
         std::thread::yield_now();
     }

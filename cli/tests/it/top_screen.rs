@@ -7,22 +7,22 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 use wideleaf::top::draw::draw;
 use wideleaf::top::screen::{Effect, Overlay, Screen, Tab};
-use wideleaf::top::watch::{Ask, Detail, Seen};
+use wideleaf::top::watch::{Ask, Detail, Sampled};
 use wideleaf::vm_source::HostReport;
-use wideleaf::vm_source::looking::WithoutDaemon;
+use wideleaf::vm_source::processes::WithoutDaemon;
 use wideleaf_control::map::MapReason;
 use wideleaf_control::view::{VmView, WindowMap, WindowRange};
 use wideleaf_run::failure::Failure;
 
-fn seen(windows: WindowMap) -> Seen {
+fn seen(windows: WindowMap) -> Sampled {
     let report =
         HostReport { source: "wideleafd".into(), daemon: Some(host::daemon()), vms: host::vms(), notes: Vec::new() };
     let detail = Detail { pid: host::web().pid, windows: Ok(windows), explanation: Ok(host::explanation()) };
-    Seen { host: Ok(report), detail: Some(detail), message: None }
+    Sampled { host: Ok(report), detail: Some(detail), message: None }
 }
 
-fn failed(text: &str) -> Seen {
-    Seen { host: Err(Failure::Host(text.into())), detail: None, message: None }
+fn failed(text: &str) -> Sampled {
+    Sampled { host: Err(Failure::Host(text.into())), detail: None, message: None }
 }
 
 fn screen() -> Screen {
@@ -309,7 +309,7 @@ fn invisible_memory_is_shown_as_unknown_and_not_as_zero() {
     let mut screen = Screen::new(None);
     let unseen = VmView { ram: Vec::new(), backing: None, mapping: None, guest_pages: None, ..host::mail() };
     let report = HostReport { source: "looking".into(), daemon: None, vms: vec![unseen], notes: Vec::new() };
-    screen.take(Seen { host: Ok(report), detail: None, message: None });
+    screen.take(Sampled { host: Ok(report), detail: None, message: None });
     let row = lines(&screen, 80, 24).remove(2);
     assert_eq!(row, "mail               unmanaged              ?         ? ????????????       ?");
 }
@@ -390,7 +390,7 @@ fn a_failed_refresh_keeps_the_last_state_and_says_so() {
 #[test]
 fn the_result_of_a_change_is_shown() {
     let mut screen = screen();
-    screen.take(Seen { message: Some("web (process 4711): aligned".into()), ..seen(host::windows()) });
+    screen.take(Sampled { message: Some("web (process 4711): aligned".into()), ..seen(host::windows()) });
     assert_eq!(rows(&screen, 80, 24)[22], "web (process 4711): aligned");
 }
 
@@ -433,7 +433,7 @@ fn a_host_without_vms_is_not_an_error() {
     let mut screen = Screen::new(None);
     let source = WithoutDaemon::NotAsked.to_string();
     let report = HostReport { source, daemon: None, vms: Vec::new(), notes: Vec::new() };
-    assert_eq!(screen.take(Seen { host: Ok(report), detail: None, message: None }), Effect::None);
+    assert_eq!(screen.take(Sampled { host: Ok(report), detail: None, message: None }), Effect::None);
     for code in [KeyCode::Down, KeyCode::Char('o'), KeyCode::Char('p')] {
         assert_eq!(press(&mut screen, code), Effect::None);
         assert_eq!(screen.overlay, Overlay::None);
@@ -447,7 +447,7 @@ fn the_title_has_the_reason_why_no_daemon_is_the_source() {
     let title = |why: WithoutDaemon| {
         let mut screen = screen();
         let report = HostReport { source: why.to_string(), daemon: None, vms: Vec::new(), notes: Vec::new() };
-        screen.take(Seen { host: Ok(report), detail: None, message: None });
+        screen.take(Sampled { host: Ok(report), detail: None, message: None });
         lines(&screen, 80, 24).remove(0).replace("wideleaf top: 0 VMs, read-only: ", "")
     };
     assert_eq!(title(WithoutDaemon::Absent("/s".into())), "no wideleafd listens");

@@ -1,4 +1,5 @@
-//! Meaning of the keys on the console.
+//! Meaning of the keys on the console: every key belongs to the guest, except the one after Ctrl-A. A state machine of
+//! two states, without input or output of its own.
 
 /// Key that begins a command. The same as in the consoles of QEMU and screen.
 const ESCAPE: u8 = 0x01;

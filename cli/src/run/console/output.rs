@@ -1,4 +1,5 @@
-//! The guest's output, on its way to standard output.
+//! The guest's output, on its way to standard output through a bounded buffer: a slow reader delays the guest, and
+//! never a pause or the end of the VM. Bytes that find no space then are dropped and counted.
 
 use std::fs::File;
 use std::io::{self, Write};

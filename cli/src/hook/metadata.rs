@@ -1,4 +1,6 @@
-//! Wishes of a domain about its memory, from its metadata:
+//! What a domain's metadata say about its memory: settings for wideleafd, and whether its start may grow the hugetlb
+//! pool. Reading touches nothing and never fails: what is not understood is a mistake, in words for the operator.
+//!
 //!
 //! ```xml
 //! <metadata>
@@ -34,9 +36,9 @@ const ATTRIBUTES: [&str; 5] = ["policy", "guarantee", "pool", "collapse-shared",
 /// Names at least this similar are taken for typing errors: clap's limit for subcommands and options.
 const SIMILARITY_MIN: f64 = 0.7;
 
-/// Wishes of a domain, apart from pages of pools.
+/// What a domain's metadata ask for, apart from pages of pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct MemoryMetadata {
     /// Settings for the daemon, unchanged.
     pub settings: Settings,
     /// Whether pages may be added to the hugetlb pool for it.
@@ -45,30 +47,32 @@ pub struct Wishes {
     pub mistakes: Vec<String>,
 }
 
-impl Default for Wishes {
-    fn default() -> Wishes {
-        Wishes { settings: Settings::default(), may_grow_pool: true, mistakes: Vec::new() }
+impl Default for MemoryMetadata {
+    fn default() -> MemoryMetadata {
+        MemoryMetadata { settings: Settings::default(), may_grow_pool: true, mistakes: Vec::new() }
     }
 }
 
-impl Wishes {
-    /// Wishes of this domain.
-    pub fn of(domain: &Element) -> Wishes {
-        let mut wishes = Wishes::default();
+impl MemoryMetadata {
+    /// Reads the metadata of this domain.
+    pub fn of(domain: &Element) -> MemoryMetadata {
+        let mut metadata = MemoryMetadata::default();
         let mut has_element = false;
-        for element in domain.child("metadata").into_iter().flat_map(|metadata| &metadata.children) {
+        for element in domain.child("metadata").into_iter().flat_map(|element| &element.children) {
             match element.namespace.as_str() {
-                NAMESPACE if element.name != ELEMENT => wishes.mistakes.push(unknown_element(&element.name)),
-                NAMESPACE if has_element => wishes.mistakes.push(format!("there is a second <{ELEMENT}>: remove one")),
+                NAMESPACE if element.name != ELEMENT => metadata.mistakes.push(unknown_element(&element.name)),
+                NAMESPACE if has_element => {
+                    metadata.mistakes.push(format!("there is a second <{ELEMENT}>: remove one"))
+                }
                 NAMESPACE => {
                     has_element = true;
-                    wishes.read(element);
+                    metadata.read(element);
                 }
-                other if other.starts_with(NAMESPACE_STEM) => wishes.mistakes.push(unknown_namespace(other)),
+                other if other.starts_with(NAMESPACE_STEM) => metadata.mistakes.push(unknown_namespace(other)),
                 _ => {}
             }
         }
-        wishes
+        metadata
     }
 
     fn read(&mut self, element: &Element) {
@@ -148,22 +152,22 @@ fn unknown_namespace(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn wishes(metadata: &str) -> Wishes {
+    fn parsed(metadata: &str) -> MemoryMetadata {
         let text = format!("<domain><metadata xmlns:w='{NAMESPACE}'>{metadata}</metadata></domain>");
-        Wishes::of(&Element::parse(&text).expect("a document"))
+        MemoryMetadata::of(&Element::parse(&text).expect("a document"))
     }
 
     #[test]
     fn a_domain_without_metadata_has_no_guarantee_and_may_grow_the_pool() {
-        let nothing = Wishes::of(&Element::parse("<domain/>").expect("a document"));
-        assert_eq!(nothing, Wishes::default());
+        let nothing = MemoryMetadata::of(&Element::parse("<domain/>").expect("a document"));
+        assert_eq!(nothing, MemoryMetadata::default());
         assert_eq!((nothing.guarantee(), nothing.may_grow_pool), (Guarantee::BestEffort, true));
-        assert_eq!(wishes("<memory xmlns='urn:another' pool='no'/>"), nothing, "an element of another program");
+        assert_eq!(parsed("<memory xmlns='urn:another' pool='no'/>"), nothing, "an element of another program");
     }
 
     #[test]
     fn every_attribute_is_understood() {
-        let said = wishes("<w:memory policy='off' guarantee='95%' pool='no' collapse-shared='yes' qmp='/run/vm.qmp'/>");
+        let said = parsed("<w:memory policy='off' guarantee='95%' pool='no' collapse-shared='yes' qmp='/run/vm.qmp'/>");
         let settings = Settings {
             policy: Some("off".into()),
             guarantee: Some("95%".into()),
@@ -171,7 +175,7 @@ mod tests {
             qmp: Some("/run/vm.qmp".into()),
             ..Settings::default()
         };
-        assert_eq!(said, Wishes { settings, may_grow_pool: false, mistakes: Vec::new() });
+        assert_eq!(said, MemoryMetadata { settings, may_grow_pool: false, mistakes: Vec::new() });
         assert_eq!(said.guarantee(), Guarantee::Coverage(9_500));
     }
 
@@ -184,13 +188,13 @@ mod tests {
             ("pol", "pool"),
             ("w:guarantee", "guarantee"),
         ] {
-            let said = wishes(&format!("<w:memory {written}='95%'/>"));
+            let said = parsed(&format!("<w:memory {written}='95%'/>"));
             let mistake =
                 format!("unknown attribute {written}: did you mean {meant}? the attributes are policy, guarantee, ");
             assert!(said.mistakes.len() == 1 && said.mistakes[0].starts_with(&mistake), "{:?}", said.mistakes);
             assert_eq!(said.settings, Settings::default());
         }
-        let nothing_like_it = wishes("<w:memory colour='red'/>").mistakes;
+        let nothing_like_it = parsed("<w:memory colour='red'/>").mistakes;
         assert!(
             nothing_like_it[0].starts_with("unknown attribute colour: the attributes are policy,"),
             "{nothing_like_it:?}"
@@ -208,7 +212,7 @@ mod tests {
             ("collapse-shared='1'", "write yes or no"),
             ("qmp='vm.qmp'", "write an absolute path"),
         ] {
-            let said = wishes(&format!("<w:memory {attribute}/>"));
+            let said = parsed(&format!("<w:memory {attribute}/>"));
             let (name, _) = attribute.split_once('=').expect("name and value");
             let [mistake] = said.mistakes.as_slice() else { panic!("{attribute}: {:?}", said.mistakes) };
             assert!(mistake.starts_with(name) && mistake.contains(right), "{mistake}");
@@ -218,7 +222,7 @@ mod tests {
 
     #[test]
     fn unknown_elements_of_the_namespace_are_mistakes_and_the_rest_counts() {
-        let said = wishes(
+        let said = parsed(
             "<w:memory policy='auto'><w:guarantee>95%</w:guarantee></w:memory><w:memory pool='no'/><w:cpu/>
              <memory xmlns='urn:wideleaf:memory:2' guarantee='95%'/><memory xmlns='urn:wideleaf' guarantee='95%'/>",
         );

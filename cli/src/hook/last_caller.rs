@@ -22,16 +22,16 @@ fn path(root: &Path) -> PathBuf {
 
 /// Records the caller. If the file cannot be written (the daemon's package makes the folder), `status` relies on
 /// the age of the script.
-pub fn note(root: &Path) {
+pub fn record(root: &Path) {
     let Some(caller) = libvirtd::caller(&root.join("proc")) else { return };
-    if by(root) != Some(caller) {
+    if read(root) != Some(caller) {
         let written = write(&path(root), caller);
         drop(written);
     }
 }
 
 /// The libvirtd that called last.
-pub fn by(root: &Path) -> Option<Libvirtd> {
+pub fn read(root: &Path) -> Option<Libvirtd> {
     let text = fs::read_to_string(path(root)).ok()?;
     let (pid, started_at) = text.trim().split_once(' ')?;
     Some(Libvirtd { pid: pid.parse().ok()?, started_at: started_at.parse().ok()? })

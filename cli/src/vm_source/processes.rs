@@ -44,15 +44,15 @@ impl fmt::Display for WithoutDaemon {
 }
 
 /// Source that reads processes.
-pub struct Looking {
+pub struct Processes {
     places: Places,
     why: WithoutDaemon,
 }
 
-impl Looking {
+impl Processes {
     /// Reads processes instead of asking a daemon.
-    pub fn because(why: WithoutDaemon) -> Looking {
-        Looking { places: Places::default(), why }
+    pub fn because(why: WithoutDaemon) -> Processes {
+        Processes { places: Places::default(), why }
     }
 
     fn survey(&self, name: &str) -> Result<Survey, Failure> {
@@ -60,7 +60,7 @@ impl Looking {
     }
 }
 
-impl Source for Looking {
+impl Source for Processes {
     fn host(&self) -> Result<HostReport, Failure> {
         let found = find::all(&self.places)?;
         let source = self.why.to_string();
