@@ -18,7 +18,7 @@ use regex::Regex;
 use super::root;
 
 /// Crates without circles, by folder.
-const CRATES: [&str; 12] = [
+const CRATES: [&str; 16] = [
     "memory",
     "snapshot",
     "measure",
@@ -27,11 +27,18 @@ const CRATES: [&str; 12] = [
     "cli",
     "operator/daemon",
     "operator/node",
+    "vmm",
+    "guests/kernels",
+    "guests/image/freestanding",
+    "guests/linux/init",
     "guests/protocol",
     "guests/trace",
     "guests/recorder",
     "benches",
 ];
+
+/// Folders of these crates that still have circles.
+const LEFT_OUT: [&str; 1] = ["vmm/src/devices/"];
 
 /// Path of a module from its crate's root.
 type Module = Vec<String>;
@@ -50,7 +57,9 @@ fn files_import_each_other_one_way() {
         assert!(!files.is_empty(), "{folder} has no files");
         let imports = imports(&files);
         arrows += imports.values().map(BTreeSet::len).sum::<usize>();
-        for circle in circles(&imports, &files.keys().cloned().collect()) {
+        let path = |file: &Module| format!("{folder}/src/{}/", file.join("/"));
+        let is_checked = |file: &&Module| !LEFT_OUT.iter().any(|left_out| path(file).starts_with(left_out));
+        for circle in circles(&imports, &files.keys().filter(is_checked).cloned().collect()) {
             let circle = describe(&circle, &imports);
             let _ = writeln!(wrong, "files of {folder} import each other in a circle:\n{circle}");
         }

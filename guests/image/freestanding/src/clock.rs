@@ -1,4 +1,5 @@
-//! The frequency of the time stamp counter.
+//! The frequency of the time stamp counter: what CPUID says, else a measurement against the 8254 timer, else unknown.
+//! Every wait ends, also where there is no timer.
 
 use core::hint::spin_loop;
 

@@ -1,4 +1,5 @@
-//! The serial line, and all ways in which the program ends.
+//! The serial line, and all ways in which the program ends: a failure prints its reason and its code as lines of the
+//! protocol, and then writes the exit port. A lock keeps the lines of several vCPUs apart.
 
 #![expect(unsafe_code, reason = "boot.s sends a vCPU here by name after an exception")]
 

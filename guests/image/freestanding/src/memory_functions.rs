@@ -1,7 +1,7 @@
 //! `memcpy` and its family: the compiler calls them, and there is no C library. String instructions are fast
 //! enough. Timed code calls them too: CG, IS, MG and Sweep3D clear and copy whole arrays at each step, which may differ
 //! from a process with its C library. What is copied in small pieces, or is the measurement itself, is a loop of moves
-//! instead (`wideleaf_kernels::moves`).
+//! instead (`wideleaf_kernels::copy`).
 #![expect(unsafe_code, reason = "these functions have C's contracts, and their names are part of the ABI")]
 
 use core::arch::asm;

@@ -11,8 +11,6 @@ use wideleaf_protocol::{ExitCode, GuestPage, RamRange};
 
 use crate::console::fail;
 use crate::machine::{cpuid, read_u64, write_u64};
-use crate::pvh::MICROVM_DEVICES;
-use crate::vcpus::LOCAL_APIC;
 
 /// Bytes of one table: 512 entries.
 const TABLE_BYTES: u64 = 4096;
@@ -36,10 +34,10 @@ pub struct Tables {
     pub end: u64,
 }
 
-/// Builds tables with pages of one size for all of `ram`. They begin at `start`, and may grow within the RAM range
-/// and up to `mapped_end`, the limit of the current tables. Ends the program if the CPU lacks such pages or if the
-/// room is too small.
-pub fn build(guest_page: GuestPage, ram: &[RamRange], start: u64, mapped_end: u64) -> Tables {
+/// Builds tables with pages of one size for all of `ram`, and one uncached 2 MiB page at each address of `registers`.
+/// They begin at `start`, and may grow within the RAM range and up to `mapped_end`, the limit of the current tables.
+/// Ends the program if the CPU lacks such pages or if the room is too small.
+pub fn build(guest_page: GuestPage, ram: &[RamRange], registers: &[u64], start: u64, mapped_end: u64) -> Tables {
     if guest_page == GuestPage::Giant1G && !has_giant_pages() {
         fail(
             ExitCode::Unsupported,
@@ -65,8 +63,8 @@ pub fn build(guest_page: GuestPage, ram: &[RamRange], start: u64, mapped_end: u6
             address += page_bytes;
         }
     }
-    for registers in [LOCAL_APIC, MICROVM_DEVICES] {
-        builder.map(root, registers, GuestPage::Huge2M, ENTRY | UNCACHED);
+    for address in registers {
+        builder.map(root, *address, GuestPage::Huge2M, ENTRY | UNCACHED);
     }
     Tables { root, end: builder.next }
 }

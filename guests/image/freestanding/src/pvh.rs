@@ -41,7 +41,8 @@ extern "C" fn pvh_main() -> ! {
 
     let guest_page = options.guest_page.unwrap_or(GuestPage::Huge2M);
     let count = vcpus::count(options.vcpus);
-    let tables = paging::build(guest_page, ram, end_of_image(), MAPPED_AT_FIRST);
+    let registers = [vcpus::LOCAL_APIC, MICROVM_DEVICES];
+    let tables = paging::build(guest_page, ram, &registers, end_of_image(), MAPPED_AT_FIRST);
     // SAFETY: the tables map the image, itself in RAM, at the same addresses.
     unsafe { load_cr3(tables.root) };
     let tsc_hz = options.tsc_hz.or_else(clock::tsc_hz_from_cpuid).or_else(clock::tsc_hz_from_timer).unwrap_or(0);
@@ -56,7 +57,7 @@ extern "C" fn pvh_main() -> ! {
 
 /// Address of the virtio devices of QEMU's microvm (`include/hw/i386/microvm.h`). On other machines no device
 /// answers there.
-pub const MICROVM_DEVICES: u64 = 0xfeb0_0000;
+const MICROVM_DEVICES: u64 = 0xfeb0_0000;
 
 /// The fields of the start info that the image uses.
 struct StartInfo {

@@ -1,4 +1,5 @@
-//! The common part of both entries: from a machine with RAM and vCPUs to the exit code.
+//! The common part of both entries: from a machine with RAM and vCPUs to the exit code. The longest free range of RAM
+//! becomes the kernel's arena; a wrong word for the image ends the program before the kernel begins.
 #![expect(unsafe_code, reason = "hands a range of physical memory to the kernel as its arena")]
 
 use wideleaf_kernels::platform::Devices;

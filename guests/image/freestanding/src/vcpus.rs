@@ -1,4 +1,5 @@
-//! The other vCPUs: their number, starting them after a PVH start, and joining the team.
+//! The other vCPUs: their number, starting them after a PVH start, and joining the team. It writes the local APIC's
+//! registers and one page below 1 MiB; a vCPU that does not arrive ends the program.
 #![expect(unsafe_code, reason = "writes the local APIC and the real-mode code, and is called from boot.s")]
 
 use core::hint::spin_loop;
