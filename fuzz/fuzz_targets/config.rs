@@ -1,4 +1,5 @@
-//! The daemon's configuration file.
+//! Input: text of the daemon's configuration file. Any text is parsed or refused with an error of one line; a parsed
+//! configuration answers for every guest without settings of its own. Nothing outside this process is touched.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! A line from the daemon, as its client parses it.
+//! Input: one line from the daemon, as its client parses it. A parsed reply, written again, parses again; an error is
+//! one line. Nothing outside this process is touched.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

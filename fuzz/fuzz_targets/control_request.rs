@@ -1,4 +1,5 @@
-//! A line from a client on the control socket, and its handling.
+//! Input: one line from a client on the daemon's control socket. It is parsed, its settings are resolved as the daemon
+//! resolves them, and a parsed request, written again, parses again; an error is one line. No request is carried out.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

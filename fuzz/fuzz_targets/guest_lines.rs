@@ -1,4 +1,5 @@
-//! The output of a guest, and its command line.
+//! Input: output of a guest on its serial port, and the same text as a command line of a guest. A parsed line prints as
+//! a line that parses to the same; each argument is found by its key; an error is one line. Nothing is touched.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,6 @@
-//! A file to boot: its image format, and the places of its parts.
+//! Input: a file to boot. Where its format is accepted, the loader may rely on what `check` asserts: segments lie
+//! inside the file, ascend without overlap, and contain the entry. An error is one line. No memory of a guest is
+//! touched.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

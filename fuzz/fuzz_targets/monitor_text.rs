@@ -1,4 +1,6 @@
-//! Foreign texts: QEMU's `info mtree -f` and `info registers`, and the status file of a libvirt domain.
+//! Input: texts of other programs, which no protocol frames: QEMU's `info mtree -f` and `info registers`, and the
+//! status file of a libvirt domain. Each is read without a panic, and the pieces of RAM are bounded by the lines of the
+//! text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

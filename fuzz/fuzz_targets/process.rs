@@ -1,4 +1,5 @@
-//! The files of a process in `/proc`, and the map of guest RAM inferred from them.
+//! Input: the files of a process in `/proc`. The map of guest RAM that is inferred from them has pieces that ascend and
+//! do not overlap. The files are written into one temporary folder; no process of this host is read.
 //!
 //! ```text
 //!   input = cmdline ␌ smaps ␌ status ␌ mountinfo      (␌: a form feed; what is missing is empty)

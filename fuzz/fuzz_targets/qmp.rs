@@ -1,4 +1,5 @@
-//! Messages from a QEMU monitor in any order: greeting, events, answers.
+//! Input: messages of a QEMU monitor in any order: greeting, events, answers. Whatever comes, and when the connection
+//! ends, each question returns an answer or an error. Both ends of the connection are in this process.
 #![no_main]
 
 use std::io::Write as _;

@@ -1,4 +1,5 @@
-//! A recording of the manager's loop. Its readable part is written, and read again the same.
+//! Input: a recording of the manager's loop. Its readable part is written, and read again the same. Nothing outside
+//! this process is touched.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,6 @@
-//! A guest's use of its balloon: inflating, deflating, reports and statistics, while the target changes and the
-//! host is short of memory.
+//! Input: a guest's use of its balloon: inflating, deflating, reports and statistics, while the target changes and the
+//! host is short of memory. The counters never contradict each other, and afterwards a driver that follows the rules
+//! loses only the pages that it gives. Guest RAM is anonymous memory of this process.
 #![no_main]
 
 mod virtio_driver;

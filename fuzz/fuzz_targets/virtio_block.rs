@@ -1,5 +1,6 @@
-//! A guest's use of its disk: registers, configuration, rings, chains and headers. The length of its file must not
-//! change.
+//! Input: a guest's use of its disk: registers, configuration, rings, chains and headers. The length of the disk's file
+//! does not change, a read-only disk is not written, and afterwards a driver that follows the rules is served. The file
+//! is a temporary one.
 #![no_main]
 
 mod virtio_driver;

@@ -1,4 +1,5 @@
-//! A network card between a driver that ignores the rules and a link that sends anything.
+//! Input: use of a network card by a driver that ignores the rules, and frames of any length from its link. Afterwards
+//! a driver that follows the rules sends one frame, which arrives whole. The link is a pair of sockets in this process.
 #![no_main]
 
 mod virtio_driver;

@@ -1,4 +1,5 @@
-//! A guest's use of its source of random bytes: registers, rings, chains.
+//! Input: a guest's use of its source of random bytes: registers, rings, chains. Afterwards a driver that follows the
+//! rules gets exactly the bytes that it asks for.
 #![no_main]
 
 mod virtio_driver;

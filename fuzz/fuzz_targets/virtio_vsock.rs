@@ -1,4 +1,6 @@
-//! Sockets between a guest that ignores the rules and host programs that send anything.
+//! Input: use of a socket device by a guest that ignores the rules and by programs of the host that send anything.
+//! Afterwards a driver that follows the rules gets its answer, and no queue is broken by it. The sockets lie in a
+//! temporary folder.
 #![no_main]
 
 mod virtio_driver;

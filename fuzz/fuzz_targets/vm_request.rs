@@ -1,4 +1,6 @@
-//! Input of a client on the control socket of a VM, in pieces of any length, and the reply lines.
+//! Input: bytes of a client on the control socket of a VM, in pieces of any length. Each line gets one reply, a parsed
+//! request parses again, and an error shows no control character. The same bytes are also read as a reply from another
+//! program. There is no VM: a thread answers each request with the same status.
 #![no_main]
 
 use std::io::{Read as _, Write as _};

@@ -1,4 +1,4 @@
-//! Programs in C that tests run in a guest, in a lab or around the program under test.
+//! Compiles programs in C that tests run in a guest, in a lab or around the program under test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Resources that this process holds, for tests that check that all of them are given back.
+//! Resources that this process holds, read from `/proc/self`, for tests that check that all of them are given back.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Results as programs read them.
+//! Checks JSON results as a program reads them: each number's name has a unit, or is known as a count.
 
 use serde_json::Value;
 

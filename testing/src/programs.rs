@@ -1,4 +1,4 @@
-//! Programs of this workspace, for tests that start them.
+//! Finds the programs of this workspace for tests that start them, and has cargo build those that are missing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

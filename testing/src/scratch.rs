@@ -1,5 +1,5 @@
 //! A program of this workspace as tests run it: in its own folder, which is also its folder for temporary files, so
-//! that files left behind are visible.
+//! that files left behind are visible. Folder and processes end with the test, also where it fails.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test may panic")]
 
 use std::fs;

@@ -1,4 +1,5 @@
-//! Whether this kernel can swap windows, found out with a window of the test's own.
+//! Whether this kernel can swap windows, found out with a window of the test's own; for tests that skip where it
+//! cannot.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! How a guest ends, in one small number.
+//! How a guest ends, in one small number: the codes of the exit port, and QEMU's status for each. Both sides of the
+//! protocol use these numbers.
 
 use core::fmt;
 

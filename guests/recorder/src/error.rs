@@ -1,4 +1,4 @@
-//! Reasons why a kernel was not recorded.
+//! Reasons why a kernel was not recorded, each as one line.
 
 use std::io;
 

@@ -1,4 +1,5 @@
-//! The frames that the kernel's process sends.
+//! Reads the frames that the kernel's process sends on its standard output. A frame that is cut off ends the stream;
+//! the process's exit tells why.
 
 use std::io::{ErrorKind, Read};
 

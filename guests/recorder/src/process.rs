@@ -1,4 +1,5 @@
-//! The kernel's process: started from memory, and ended together with its owner.
+//! The kernel's process: started from memory, without a file on a disk, and ended together with its owner, however that
+//! ends.
 
 use std::fs::File;
 use std::io::{self, Write};

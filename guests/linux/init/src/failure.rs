@@ -1,4 +1,5 @@
-//! Why there is no result: one line on the console, and the code of the following `exit` line.
+//! Why there is no result: one line on the console, and the code of the following `exit` line. The host reads both;
+//! nothing else of the guest reports a failure.
 
 use std::fmt;
 

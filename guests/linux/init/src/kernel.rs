@@ -1,4 +1,5 @@
-//! One of our kernels as a process of its own: its memory, its threads, its lines.
+//! One of our kernels as a process of its own: its memory, its threads, its lines. It may crash or be killed without
+//! harm: process 1 reports the end.
 
 use std::fs;
 use std::thread::available_parallelism;

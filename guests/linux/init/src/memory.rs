@@ -1,4 +1,5 @@
-//! The kernel's memory: its size, the requested pages, and what finally backs it.
+//! The kernel's memory: its size, the requested pages, and what finally backs it. A size that the machine does not have
+//! is refused before it is touched, since Linux would kill the process. It may change the guest's own setting for THP.
 
 use std::fs;
 use std::sync::Arc;

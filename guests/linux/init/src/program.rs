@@ -1,4 +1,5 @@
-//! Any static program instead of a kernel: its output between two of our lines, and how it ended.
+//! Any static program instead of a kernel: its output between two of our lines, and how it ended. No line of it can be
+//! taken for one of ours, and no process of it outlives it.
 
 use std::io::{self, BufRead, BufReader, Read as _, Write};
 use std::os::unix::ffi::OsStrExt as _;
