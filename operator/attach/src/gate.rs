@@ -11,7 +11,7 @@
 //!
 //!              fd, smaps ──────── userfaultfd                               ─▶ keeps_holes: Watched, no split
 //!              command line, QMP's device tree or libvirt's file:
-//!              balloon, free page reporting, virtio-mem                     ─▶ keeps_holes: GivenBack
+//!              free page reporting, virtio-mem, a balloon not known empty   ─▶ keeps_holes: GivenBack
 //!              the daemon: the host is short of memory                      ─▶ keeps_holes: HostShort
 //! ```
 //!
@@ -105,6 +105,17 @@ pub struct GuestGate {
     is_asked: AtomicBool,
     holes_are_wanted: AtomicBool,
     events: Mutex<Tracker>,
+}
+
+/// What libvirt says of a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct LibvirtSays {
+    why: Option<LeftAlone>,
+    is_arriving: bool,
+    is_stopped: bool,
+    returns: Returns,
+    /// Memory that the balloon leaves the guest, and all of its memory, in bytes.
+    memory: Option<(u64, u64)>,
 }
 
 /// Time of an answer, and the answer.
@@ -235,9 +246,10 @@ impl GuestGate {
                 }
             },
             None => {
-                let (why, has_now) = self.libvirt_says();
-                look(Signs { left_alone: why, ..Signs::default() });
-                (closed(of_process.or(why)), kept(keeps_holes(started_with.or(has_now), None)))
+                let LibvirtSays { why, is_arriving, is_stopped, returns, memory } = self.libvirt_says();
+                look(Signs { left_alone: why, is_arriving, is_stopped, balloon: memory, ..Signs::default() });
+                let holes = keeps_holes(started_with.or(returns), memory.map(Balloon::of));
+                (closed(of_process.or(why)), kept(holes))
             }
         }
     }
@@ -285,16 +297,24 @@ impl GuestGate {
         FilesSay { why, has_userfaultfd: descriptors.has_userfaultfd }
     }
 
-    /// Libvirt's job for the domain, and the domain's devices, from libvirt's status file. Where that file is not
-    /// readable, the job from virsh.
-    fn libvirt_says(&self) -> (Option<LeftAlone>, Returns) {
-        let none = Returns::default();
-        let Some(domain) = &self.process.domain else { return (None, none) };
-        let Some(path) = self.process.places.domain_file(domain, "xml") else { return (None, none) };
+    /// Libvirt's status file of the domain. Where that file is not readable, the job from virsh.
+    fn libvirt_says(&self) -> LibvirtSays {
+        let only = |why| LibvirtSays { why, ..LibvirtSays::default() };
+        let Some(domain) = &self.process.domain else { return only(None) };
+        let Some(path) = self.process.places.domain_file(domain, "xml") else { return only(None) };
         match fs::read_to_string(path) {
-            Ok(xml) => (of_job(job_of_status(&xml)), of_status(&xml)),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => (self.virsh_says(domain), none),
-            Err(_) => (Some(LeftAlone::NoAnswer), none),
+            Ok(xml) => {
+                let job = job_of_status(&xml);
+                LibvirtSays {
+                    why: of_job(job),
+                    is_arriving: job == Job::Arrival,
+                    is_stopped: is_stopped(&xml),
+                    returns: of_status(&xml),
+                    memory: memory_of_status(&xml),
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => only(self.virsh_says(domain)),
+            Err(_) => only(Some(LeftAlone::NoAnswer)),
         }
     }
 
@@ -361,7 +381,7 @@ fn of_descriptors(descriptors: &Descriptors, pinned: Bytes, is_encrypted: bool) 
 fn of_job(job: Job) -> Option<LeftAlone> {
     match job {
         Job::None => None,
-        Job::Migration => Some(LeftAlone::Migration),
+        Job::Migration | Job::Arrival => Some(LeftAlone::Migration),
         Job::Snapshot => Some(LeftAlone::Snapshot),
     }
 }
@@ -373,6 +393,13 @@ enum Balloon {
     Empty,
     /// Some memory is in the balloon.
     Inflated,
+}
+
+impl Balloon {
+    /// Compares the memory that the balloon leaves the guest with all of its memory. Plugged memory counts in both.
+    fn of((left, all): (u64, u64)) -> Balloon {
+        if left < all { Balloon::Inflated } else { Balloon::Empty }
+    }
 }
 
 /// A balloon in an unknown state counts as inflated.
@@ -402,6 +429,25 @@ fn of_status(xml: &str) -> Returns {
         free_page_reporting: with("memballoon ", "freePageReporting='on'"),
         virtio_mem: with("memory ", "model='virtio-mem'"),
     }
+}
+
+/// Parses `<domstatus state='paused' reason='user' pid='7'>`.
+fn is_stopped(xml: &str) -> bool {
+    let tag = xml.split_once("<domstatus ").and_then(|(_, rest)| rest.split_once('>')).map_or("", |(tag, _)| tag);
+    ["state='paused'", "state='pmsuspended'"].iter().any(|state| tag.contains(state))
+}
+
+/// Parses `<memory unit='KiB'>262144</memory>` and, after it, `<currentMemory unit='KiB'>131072</currentMemory>` of a
+/// domain's status file: the second is what the balloon leaves the guest, as QEMU told libvirt. Metadata come before
+/// them, and may have elements of these names too.
+fn memory_of_status(xml: &str) -> Option<(u64, u64)> {
+    let kib = |text: &str| text.parse::<u64>().ok()?.checked_mul(1 << 10);
+    let (before, left) = xml.rsplit_once("<currentMemory ")?;
+    let (left, _) = left.strip_prefix("unit='KiB'>")?.split_once("</")?;
+    let (all, between) = before.rsplit_once("</memory>")?;
+    let (tag, all) = all.rsplit_once('>')?;
+    let is_in_kib = between.trim().is_empty() && tag.ends_with("unit='KiB'");
+    Some((kib(left)?, kib(all)?)).filter(|_| is_in_kib)
 }
 
 /// Answers of the monitor to [`QUESTIONS`]; null where it refused, for example an unknown command.
@@ -441,9 +487,8 @@ impl Answers {
         }
     }
 
-    /// Compares the memory that the balloon leaves the guest with all of its memory. Plugged memory counts in both.
     fn balloon(&self) -> Option<Balloon> {
-        self.memory_left().map(|(left, all)| if left < all { Balloon::Inflated } else { Balloon::Empty })
+        self.memory_left().map(Balloon::of)
     }
 
     /// Memory that the balloon leaves the guest, and all of its memory, in bytes.
@@ -468,6 +513,7 @@ mod tests {
     use crate::places::tests::fake_places;
     use crate::process::tests::add_process;
     use serde_json::json;
+    use wideleaf_policies::recovery::Cause;
 
     /// Reason to leave the guest alone after answers about status, migration, dirty rate, dump and jobs.
     fn left_alone(answers: [Value; 5]) -> Option<LeftAlone> {
@@ -641,6 +687,69 @@ mod tests {
         assert_eq!(balloon(json!({ "actual": gib(4) }), json!({ "base-memory": gib(4) })), Some(Balloon::Empty));
         assert_eq!(balloon(json!({ "actual": gib(4) }), Value::Null), None);
         assert_eq!(balloon(Value::Null, json!({ "base-memory": gib(4) })), None);
+    }
+
+    /// A status file with these elements about memory, in the order of libvirt 9.
+    fn status(state: &str, all: &str, left: &str) -> String {
+        format!(
+            "<domstatus state='{state}' reason='user' pid='7'>\n  <domain type='kvm' id='1'>\n    <metadata>\n      \
+             <a><memory unit='KiB'>9</memory><currentMemory unit='KiB'>1</currentMemory></a>\n    </metadata>\n    \
+             <memory {all}</memory>\n    <currentMemory {left}</currentMemory>\n    <devices>\n      \
+             <memory model='dimm'>\n      </memory>\n      <memballoon model='virtio'>\n    </devices>\n</domain>"
+        )
+    }
+
+    #[test]
+    fn the_balloon_that_libvirt_gives_each_domain_keeps_no_holes_while_it_is_empty() {
+        let (_folder, process) = domain();
+        let path = process.places.libvirt.join("web.xml");
+        let gate = GuestGate::new(process, None);
+        let keeps = |all: &str, left: &str| {
+            fs::write(&path, status("running", all, left)).expect("written");
+            gate.refresh();
+            gate.keeps_holes() == Some(KeptHoles::GivenBack)
+        };
+        assert!(!keeps("unit='KiB'>4096", "unit='KiB'>4096"));
+        assert!(!keeps("dumpCore='off' unit='KiB'>4096", "unit='KiB'>4096"));
+        assert!(keeps("unit='KiB'>4096", "unit='KiB'>4095") && !gate.is_in_event());
+        assert!(!keeps("unit='KiB'>4096", "unit='KiB'>4096") && gate.is_in_event(), "it deflates");
+        assert!(!keeps("unit='KiB'>4096", "unit='KiB'>4096") && !gate.is_in_event());
+        for (all, left) in [
+            ("unit='MiB'>4", "unit='KiB'>4096"),
+            ("unit='KiB'>4096", "unit='MiB'>4"),
+            ("unit='KiB'>a lot", "unit='KiB'>4096"),
+            ("unit='KiB'>4096", "unit='KiB'>18446744073709551615"),
+            ("unit='KiB'>4096</memory><memory model='dimm'>", "unit='KiB'>4096"),
+        ] {
+            assert!(keeps(all, left), "{all} {left} is not known");
+        }
+    }
+
+    #[test]
+    fn a_domain_that_migrates_to_this_host_has_arrived_once_libvirts_job_is_over() {
+        let (_folder, process) = domain();
+        let path = process.places.libvirt.join("web.xml");
+        let gate = GuestGate::new(process, None);
+        let at = |job: &str| {
+            fs::write(&path, format!("<domstatus state='paused'>{job}</domstatus>")).expect("written");
+            gate.refresh();
+            gate.events(Moment::START).present
+        };
+        assert_eq!(at("<job type='none' async='migration in' phase='prepare'/>"), Some(Cause::Arrival));
+        assert_eq!(gate.state(), GateState::Closed(LeftAlone::Migration));
+        assert_eq!(at("<job type='none' async='none'/>"), Some(Cause::Arrival), "until it runs");
+    }
+
+    #[test]
+    fn a_domain_that_stands_still_is_in_an_event_until_it_goes_on() {
+        let (_folder, process) = domain();
+        let path = process.places.libvirt.join("web.xml");
+        let gate = GuestGate::new(process, None);
+        for (state, is_stopped) in [("running", false), ("paused", true), ("pmsuspended", true), ("running", false)] {
+            fs::write(&path, status(state, "unit='KiB'>4096", "unit='KiB'>4096")).expect("written");
+            gate.refresh();
+            assert_eq!((gate.is_in_event(), gate.state()), (is_stopped, GateState::Open), "{state}");
+        }
     }
 
     fn domain() -> (tempfile::TempDir, VmProcess) {

@@ -61,8 +61,10 @@ pub enum VirshError {
 pub enum Job {
     /// No work on its memory.
     None,
-    /// Migration of the domain.
+    /// Migration of the domain to another host.
     Migration,
+    /// Migration of the domain to this host.
+    Arrival,
     /// Saving, dumping or restoring the domain.
     Snapshot,
 }
@@ -146,6 +148,7 @@ fn job(text: &str) -> Job {
         |name: &str| text.lines().find_map(|line| line.trim().strip_prefix(name)).map(str::trim).unwrap_or_default();
     match (figure("Job type:"), figure("Operation:")) {
         ("None" | "", _) => Job::None,
+        (_, "Incoming migration") => Job::Arrival,
         (_, operation) if operation.contains("migration") => Job::Migration,
         (_, "Save" | "Restore" | "Dump" | "Snapshot" | "Snapshot revert") => Job::Snapshot,
         _ => Job::None,
@@ -157,7 +160,8 @@ pub fn job_of_status(xml: &str) -> Job {
     let tag = xml.split_once("<job ").and_then(|(_, rest)| rest.split_once('>')).map_or("", |(tag, _)| tag);
     let name = tag.split_once("async='").and_then(|(_, rest)| rest.split_once('\'')).map_or("", |(name, _)| name);
     match name {
-        "migration out" | "migration in" => Job::Migration,
+        "migration out" => Job::Migration,
+        "migration in" => Job::Arrival,
         "save" | "dump" | "snapshot" => Job::Snapshot,
         _ => Job::None,
     }
@@ -219,12 +223,14 @@ mod tests {
     fn jobs_that_touch_memory_are_distinguished_from_others() {
         assert_eq!(job("Job type:         None        \n"), Job::None);
         assert_eq!(job("Job type:         Unbounded   \nOperation:        Outgoing migration\n"), Job::Migration);
+        assert_eq!(job("Job type:         Unbounded   \nOperation:        Incoming migration\n"), Job::Arrival);
         assert_eq!(job("Job type:         Bounded\nOperation:        Save\n"), Job::Snapshot);
         assert_eq!(job("Job type:         Bounded\nOperation:        Backup\n"), Job::None);
         assert_eq!(
             job_of_status("<domstatus>\n  <job type='none' async='migration out' phase='perform3' flags='0x0'>"),
             Job::Migration
         );
+        assert_eq!(job_of_status("<job type='none' async='migration in' phase='prepare'>"), Job::Arrival);
         assert_eq!(
             job_of_status("<job type='none' async='dump' flags='0x10' asyncStarted='1795298981303'/>"),
             Job::Snapshot
