@@ -1,6 +1,6 @@
-//! The book of the memory that a guest gave back: a bit for each base page, and rules for its use. It
-//! belongs to [`crate::GuestRam`], so that devices write it and the manager reads it. It does not touch
-//! memory (see [`crate::actuators::give_back`]).
+//! A record of the pages that a guest gave back, in the code "the book": a bit for each base page, and the rules for
+//! its use. It belongs to [`crate::GuestRam`], so that devices write it and the manager reads it. It has the state of
+//! pages and touches no memory: [`crate::actuators::give_back`] releases the pages.
 //!
 //! ```text
 //!             inflate                       released                        present again (touched, or was aside)
@@ -48,7 +48,8 @@ struct Pages {
     reported: PageSet,
     /// Those of the inflated pages that were released.
     released: PageSet,
-    /// Whether to check the window again: another part was at work on it, or its pages came back.
+    /// Whether to check the window again: another part was at work on it, a check failed, its pages came back, or it is
+    /// on no large page any more.
     is_due: bool,
 }
 
@@ -63,7 +64,8 @@ pub struct GivenBackCounters {
     pub reported: u64,
     /// Pages released to the host.
     pub released: u64,
-    /// Pages left in place, because releasing them would have broken a larger page.
+    /// Pages left in place when they were given back, because releasing them would have broken a larger page, or could
+    /// not be done then.
     pub kept: u64,
     /// Number of huge pages that were split because the host was short.
     pub split_windows: u64,
@@ -263,6 +265,13 @@ impl Book {
     pub(crate) fn set_due(&mut self, window: WindowIndex, is_due: bool) {
         if let Some(pages) = self.windows.get_mut(&window) {
             pages.is_due = is_due;
+        }
+    }
+
+    /// Records that no large page holds the window: pages that were kept for one can be released.
+    pub(crate) fn set_not_large(&mut self, window: WindowIndex) {
+        if let Some(pages) = self.windows.get_mut(&window) {
+            pages.is_due |= !pages.inflated.without(pages.released).is_empty();
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   inflate, report ─▶ claim the window ─▶ look ─▶ decide ─┬─ release ─▶ discard, or punch holes ─▶ book: released
-//!   manager, later ──▶   └ claimed: due later              ├─ split ───▶ split, then the same
+//!   manager, later ──▶   └ claimed, failed: due later      ├─ split ───▶ split, then the same
 //!                                                          └─ keep ────▶ inflated: perhaps later   reported: forgotten
 //! ```
 //!
@@ -75,8 +75,8 @@ impl GiveBack {
         }
     }
 
-    /// The balloon had these pages in a snapshot, and has them again. Nothing is released now: RAM may still be filled.
-    /// Pages outside RAM are ignored.
+    /// The balloon had these pages in a snapshot, and has them again. Nothing is released now: RAM may still be filled,
+    /// and the manager finds what it filled. Pages outside RAM are ignored.
     pub fn inflate_restored(&self, runs: impl IntoIterator<Item = GpaRange>) {
         let page = PageSize::Base4K.bytes();
         for run in runs {
@@ -126,8 +126,8 @@ impl GiveBack {
         self.ram.given_back().book().counters().outside_ram += outside;
     }
 
-    /// Checks up to `most` windows again, from `from` on: those that were claimed by another part and, while the host
-    /// is short, those with kept pages, if any may go then. Returns the window to continue with; `None`: the first.
+    /// Checks up to `most` windows again, from `from` on: those that are due and, while the host is short, those with
+    /// kept pages, if any may go then. Returns the window to continue with; `None`: the first.
     pub fn look_again(&self, from: WindowIndex, most: usize) -> Option<WindowIndex> {
         let given_back = self.ram.given_back();
         // Other memory is not split: its kept pages stay.
@@ -148,8 +148,8 @@ impl GiveBack {
         let mut book = given_back.book();
         match &claim {
             Ok(_) => {}
-            // Due once it is on pages of its own.
-            Err(Claimed::OnGiantPage) => return keep(&mut book, window, new, true),
+            // Due once it is on pages of its own, and has its contents.
+            Err(Claimed::OnGiantPage | Claimed::NotFilled) => return keep(&mut book, window, new, true),
             Err(_) => {
                 book.counters().busy += 1;
                 return keep(&mut book, window, new, true);
@@ -161,7 +161,7 @@ impl GiveBack {
             Err(error) => {
                 tracing::debug!(%window, %error, "memory that a guest gave back stays where it is");
                 book.counters().failed += 1;
-                keep(&mut book, window, new, false);
+                keep(&mut book, window, new, true);
             }
         }
     }
@@ -246,4 +246,31 @@ impl GiveBack {
 fn keep(book: &mut Book, window: WindowIndex, new: u64, is_due: bool) {
     book.counters().kept += new;
     book.set_due(window, is_due);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::BackingConfig;
+    use crate::testing::fake_host::FakeHost;
+    use wideleaf_policies::units::{kib, mib};
+
+    #[test]
+    fn pages_that_could_not_be_released_go_at_the_next_check() {
+        let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("valid");
+        let ram = GuestRam::map(&[range], backing).expect("two mebibytes");
+        let host = Arc::<FakeHost>::default();
+        host.make_present(ram.base(), mib(2), false);
+        let give_back = GiveBack::new(host.clone(), ram).expect("it has no owner");
+        host.fail_call(0, libc::EIO);
+        give_back.inflate((0..10).map(|page| Gpa::new(0) + kib(4) * page));
+        let seen = || {
+            let counters = give_back.ram().given_back().counters();
+            (counters.failed, counters.released, counters.kept, counters.kept_now)
+        };
+        assert_eq!(seen(), (1, 0, 10, 10));
+        assert_eq!(give_back.look_again(WindowIndex::new(0), 64), None);
+        assert_eq!(seen(), (1, 10, 10, 0));
+    }
 }

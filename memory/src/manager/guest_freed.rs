@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   sense   book ─▶ rows: pages given back   window with more pages present than the book says: looked at page by page
+//!                                            pages kept for a large page that is gone: due
 //!   act     due, or kept while memory is short ─▶ [`GiveBack::look_again`], some windows a tick
 //! ```
 
@@ -55,6 +56,10 @@ impl VmState {
                 if let Ok(present) = present_pages(host, ram, window) {
                     book.settle(window, present);
                 }
+            }
+            // Pages of the pool stay in any case.
+            if !rows.backing[row].is_large() && ram.backing().fixed_page().is_none() {
+                book.set_not_large(window);
             }
             rows.given_back[row] = book.count(window);
         }

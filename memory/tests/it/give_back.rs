@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::actuators::split::split_window;
 use wideleaf_memory::host::Host;
 use wideleaf_memory::manager::{ManagedVm, ManagerLoop};
 use wideleaf_memory::sensors::host_backing::window_backing;
@@ -29,13 +30,18 @@ struct Guest {
     give_back: GiveBack,
 }
 
-/// Guest RAM with its page number plus one in every page.
-fn guest(kind: BackingKind) -> Guest {
+/// Guest RAM without a page.
+fn empty(kind: BackingKind) -> Guest {
     let host = Arc::new(LinuxHost::open().unwrap());
     let range = GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap();
     let ram = GuestRam::map(&[range], BackingConfig::new(kind, PageSize::Base4K).unwrap()).unwrap();
-    prefault(&*host, ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
-    let guest = Guest { give_back: GiveBack::new(host.clone(), ram.clone()).unwrap(), host, ram };
+    Guest { give_back: GiveBack::new(host.clone(), ram.clone()).unwrap(), host, ram }
+}
+
+/// Guest RAM with its page number plus one in every page.
+fn guest(kind: BackingKind) -> Guest {
+    let guest = empty(kind);
+    prefault(&*guest.host, guest.ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
     (0..PAGES).for_each(|page| guest.write(page, page + 1));
     guest
 }
@@ -143,6 +149,50 @@ fn a_host_short_of_memory_splits_kept_huge_pages_and_gets_their_given_pages() {
     assert_eq!(guest.backing(1), (512, Backing::Huge2M), "63 pages are fewer than a split is worth");
     assert_eq!(guest.ram.given_back().counters().split_windows, 1);
     guest.assert_untouched((100..512).chain(512 + 63..PAGES));
+}
+
+/// A few ticks of a manager that promotes nothing.
+fn tick(guest: &Guest) {
+    let vm = ManagedVm::new(VmId(0), guest.ram.clone(), None);
+    let never = policy::by_name("never").unwrap().with_defaults();
+    let mut work = ManagerLoop::new(guest.host.clone(), vec![vm], never, ManagerConfig::default());
+    for _ in 0..3 {
+        work.tick();
+    }
+}
+
+#[test]
+fn kept_pages_go_once_another_part_has_split_their_huge_page() {
+    let guest = guest(BackingKind::Anon);
+    if !guest.make_huge(0..1) {
+        return;
+    }
+    guest.give_back.inflate((0..10).map(gpa));
+    tick(&guest);
+    assert_eq!(guest.backing(0), (512, Backing::Huge2M), "no huge page is split for them");
+    let split = split_window(&*guest.host, BackingKind::Anon, guest.ram.ranges()[0], WindowIndex::new(0));
+    assert_eq!(split.result, OutcomeResult::Done);
+    tick(&guest);
+    assert_eq!(guest.backing(0), (502, Backing::Base4K));
+    assert_eq!(guest.ram.given_back().counters().kept_now, 0);
+    guest.assert_untouched(10..PAGES);
+}
+
+#[test]
+fn the_balloon_of_a_restored_guest_goes_later() {
+    let guest = empty(BackingKind::Anon);
+    (512..1024).for_each(|page| guest.write(page, page + 1));
+    if guest.backing(1).1 != Backing::Base4K {
+        return eprintln!("skipped: memory starts on huge pages here");
+    }
+    // All of window 0, which has no page, and 10 pages of window 1.
+    guest.give_back.inflate_restored([GpaRange::new(gpa(0), kib(4) * 522).unwrap()]);
+    assert_eq!(guest.backing(1).0, 512, "nothing is released at once");
+    tick(&guest);
+    assert_eq!([guest.backing(0), guest.backing(1)], [(0, Backing::Unbacked), (502, Backing::Base4K)]);
+    let counters = guest.ram.given_back().counters();
+    assert_eq!((counters.inflated_now, counters.kept_now), (522, 0));
+    guest.assert_untouched(522..1024);
 }
 
 #[test]
