@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`client`] | sends one request to the daemon |
 //! | [`peer`], [`server`], [`socket_file`] | for servers: the peer, lines from many clients, the socket's file |
+//! | [`tcp`] | for servers: a port of TCP |
 //! | [`passed_files`] | open files that a client passes with its request |
 //! | [`map`] | the windows of a VM, one by one |
 //! | [`protocol`] | requests, replies, their version |
@@ -26,6 +27,7 @@ pub mod peer;
 pub mod protocol;
 pub mod server;
 pub mod socket_file;
+pub mod tcp;
 pub mod view;
 pub mod vm;
 mod vm_client;

@@ -91,7 +91,9 @@ impl Pages {
 /// # Errors
 /// The address is not available.
 pub async fn serve(address: SocketAddr, pages: Pages) -> std::io::Result<Infallible> {
-    let listener = TcpListener::bind(address).await?;
+    let listener = wideleaf_control::tcp::listen(address)?;
+    listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(listener)?;
     tracing::info!("metrics are at {}", listener.local_addr()?);
     serve_on(listener, pages).await
 }

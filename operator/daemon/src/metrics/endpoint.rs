@@ -28,6 +28,7 @@ use crate::config::{Listen, MetricsConfig};
 use crate::listen_error::ListenError;
 use wideleaf_control::server::ended_by;
 use wideleaf_control::socket_file::{OwnSocket, SocketFile};
+use wideleaf_control::tcp;
 
 /// Upper bound on connections. A Prometheus or two and an operator need few; the rest is for clients that connect
 /// and stay silent.
@@ -62,7 +63,7 @@ impl MetricsServer {
         match &config.listen {
             Listen::Off => Ok(None),
             Listen::Tcp(address) => {
-                let started = TcpListener::bind(address).and_then(|listener| {
+                let started = tcp::listen(*address).and_then(|listener| {
                     let address = listener.local_addr()?;
                     let server = MetricsServer::serve(Listener::Tcp(listener), scrape)?;
                     Ok(MetricsServer { address: Some(address), ..server })
