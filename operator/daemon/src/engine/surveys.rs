@@ -181,7 +181,13 @@ impl Surveys {
 
     fn round(self: &Arc<Surveys>, guests: &Arc<dyn Guests>, found: &[Found]) {
         self.seen().views.retain(|process, _| found.iter().any(|found| found.process == *process));
-        let queue: Mutex<VecDeque<&Found>> = Mutex::new(found.iter().collect());
+        let mut queue: VecDeque<&Found> = found.iter().collect();
+        {
+            // New ones first: guests that were seen before may all hang now, each for `patience`.
+            let seen = self.seen();
+            queue.make_contiguous().sort_by_key(|found| seen.views.contains_key(&found.process));
+        }
+        let queue = Mutex::new(queue);
         let next = || queue.lock().pop_front();
         let work = || {
             while let Some(found) = next() {
@@ -318,6 +324,41 @@ mod tests {
             thread::yield_now();
         }
         assert!(round(&looks, &guests).iter().all(is_seen));
+    }
+
+    #[test]
+    fn a_new_guest_is_surveyed_before_those_that_were_seen_and_may_hang_now() {
+        const HANGING: u32 = 3 * WORKERS as u32;
+        let (patient, guests) = (Duration::from_secs(60), FakeGuests::default());
+        let looks = Arc::new(Surveys { patience: patient, ..Surveys::new(Arc::default()) });
+        let busy: Arc<Mutex<()>> = Arc::default();
+        for pid in 0..HANGING {
+            guests.start(pid, "hangs");
+            guests.change(pid, |guest| guest.busy = busy.clone());
+        }
+        assert!(round(&looks, &guests).iter().all(is_seen));
+        while looks.seen().is_looking {
+            thread::yield_now();
+        }
+        let hanging = busy.lock();
+        guests.start(100, "web");
+        let door: Arc<dyn Guests> = Arc::new(guests.clone());
+        let found = looks.found(&door).expect("they are seen");
+        looks.begin(&door, &found);
+        let new = guests.guest(100).found.process;
+        let left = loop {
+            let seen = looks.seen();
+            if seen.views.contains_key(&new) {
+                break seen.due.len();
+            }
+            drop(seen);
+            thread::yield_now();
+        };
+        assert!(left >= HANGING as usize, "it was surveyed after {}", HANGING as usize - left);
+        drop(hanging);
+        while looks.seen().is_looking {
+            thread::yield_now();
+        }
     }
 
     #[test]
