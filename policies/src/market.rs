@@ -37,9 +37,15 @@ use crate::units::{Bytes, PageSize, PerTenThousand};
 /// estimates: misses are assumed from the time to a touch, so twice as much is the least difference to act on.
 pub const HYSTERESIS: u64 = 2;
 
-/// Time after which a page that a VM may give back for others counts as given to a bidder, or as never given: a loop
-/// acts at once, and a buyer notices a free block within half a second and reports each second.
+/// Time for which a VM may give back a page for others, from when its loop was told: it acts at once, unless its
+/// windows are in use.
 pub const ALLOWED_FOR: Duration = Duration::from_secs(3);
+
+/// Time after which such a page counts as given to a bidder, or as never given. It is longer than all that comes
+/// between: a VM is told within a second, has [`ALLOWED_FOR`], and a buyer notices a free block within half a second
+/// and reports within a whole one. A page that is asked for again sooner would be given twice.
+pub const COMING_FOR: Duration = Duration::from_secs(6);
+const _: () = assert!(COMING_FOR.as_millis() > 1_000 + ALLOWED_FOR.as_millis() + 500 + 1_000);
 
 /// One part in `MARGIN` of a VM's resident memory stays large beyond its guarantee. Without it, a few new base pages
 /// would leave a VM below its guarantee that has given all the rest: it would then be promoted whatever the price, and
@@ -331,7 +337,7 @@ impl Supply {
     }
 }
 
-/// Pages that VMs may give back for others, each for [`ALLOWED_FOR`].
+/// Pages that VMs may give back for others, each for the same time.
 #[derive(Clone, Debug, Default)]
 pub struct Allowances {
     /// Time of each allowance, and what is left of it, the oldest first.
@@ -355,9 +361,10 @@ impl Allowances {
         }
     }
 
-    /// Number of pages that are left.
-    pub fn pages(&mut self, now: Duration) -> u64 {
-        self.left.retain(|(at, pages)| *pages > 0 && now.saturating_sub(*at) < ALLOWED_FOR);
+    /// Number of pages that are left, where each is there `for_time`: [`ALLOWED_FOR`] for the VM itself,
+    /// [`COMING_FOR`] for the others.
+    pub fn pages(&mut self, now: Duration, for_time: Duration) -> u64 {
+        self.left.retain(|(at, pages)| *pages > 0 && now.saturating_sub(*at) < for_time);
         self.left.iter().map(|(_, pages)| pages).sum()
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
-use wideleaf_policies::market::Allowances;
+use wideleaf_policies::market::{ALLOWED_FOR, Allowances};
 use wideleaf_policies::{BudgetLimits, HugePagePrice, Moment};
 
 use super::ManagedVm;
@@ -89,7 +89,7 @@ impl Steering {
         let mut price = self.lock_price();
         let (now, new) = (moment.since_start(), std::mem::take(&mut price.new));
         price.seen.add(now, new);
-        let may_vacate = price.seen.pages(now);
+        let may_vacate = price.seen.pages(now, ALLOWED_FOR);
         price.now.map(|price| HugePagePrice { may_vacate, ..price })
     }
 

@@ -11,14 +11,16 @@
 //! An external guest buys and holds huge pages, but gives none back: no call from outside takes one out of a window.
 //! Nor does a VM that may copy nothing, since its memory has to stay as small as it is.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use wideleaf_policies::market::{Allowances, Bidder, Clearing, clearing_price, spare};
+use wideleaf_policies::market::{Allowances, Bidder, COMING_FOR, Clearing, clearing_price, spare};
 use wideleaf_policies::{Bids, Bytes, HugePagePrice, PerTenThousand};
 
 use super::supplying::waiting;
 use super::vm::{Hands, Vm};
 use super::{Engine, Table, told_if_free};
+use crate::guests::ProcessId;
 
 /// Least time between two clearings, of which each takes some 4 us for a VM.
 pub(super) const CLEARED_EVERY: Duration = Duration::from_millis(200);
@@ -30,8 +32,8 @@ pub(super) struct Market {
     price: Option<u64>,
     /// Pages that VMs may give back and that no bidder has got yet.
     coming: Allowances,
-    /// Number of windows that wanted a page at the latest clearing, and its time.
-    wanted: u64,
+    /// Number of windows of each VM that wanted a page at the latest clearing, and its time.
+    wanted: BTreeMap<ProcessId, u64>,
     cleared_at: Duration,
 }
 
@@ -79,18 +81,23 @@ impl Table {
         let free = offers().filter(|(vm, _)| waiting(vm) > 0).map(|(_, free)| free).min();
         let nothing = Bids::default();
         let bidders: Vec<Bidder<'_>> = self.vms.values().map(|vm| bidder(vm, &nothing)).collect();
-        let coming = self.market.coming(now, bidders.iter().map(|bidder| bidder.bids.wanted()).sum());
+        let wanted = bidders.iter().map(|bidder| bidder.bids.wanted());
+        let coming = self.market.coming(now, self.vms.keys().copied().zip(wanted).collect());
         // Without a manager that waits, no other is held back; all sample what may be sold, for the next that waits.
         let cleared = is_open.then(|| match free {
             Some(free) => clearing_price(&bidders, free, coming),
             None => Clearing { of_vms: vec![HugePagePrice::default(); bidders.len()], ..Clearing::default() },
         });
+        if cleared.is_none() {
+            // Managers drop what they may give when they hear that there is no price.
+            self.market.coming = Allowances::default();
+        }
         self.market.price = cleared.as_ref().map(|clearing| clearing.price);
         let prices = cleared.map(|clearing| clearing.of_vms).unwrap_or_default();
         let mut all_allowed = 0;
         for (index, vm) in self.vms.values_mut().enumerate() {
             let untold = vm.price.map_or(0, |price| price.may_vacate);
-            let left = spare_of(vm).saturating_sub(vm.allowed.pages(now));
+            let left = spare_of(vm).saturating_sub(vm.allowed.pages(now, COMING_FOR));
             vm.price = prices.get(index).map(|price| {
                 let allowed = price.may_vacate.min(left);
                 vm.allowed.add(now, allowed);
@@ -103,13 +110,15 @@ impl Table {
 }
 
 impl Market {
-    /// Number of pages that are coming, where `wanted` windows want one: if that is fewer than at the latest clearing,
-    /// the others have got it.
-    fn coming(&mut self, now: Duration, wanted: u64) -> u64 {
-        let got = std::mem::replace(&mut self.wanted, wanted).saturating_sub(wanted);
+    /// Number of pages that are coming, where this number of windows of each VM want one: if those of VMs that were
+    /// there at the latest clearing want fewer, they have got the others. A VM that has ended has got none.
+    fn coming(&mut self, now: Duration, wanted: BTreeMap<ProcessId, u64>) -> u64 {
+        let before = std::mem::replace(&mut self.wanted, wanted);
+        let both = before.iter().filter_map(|(process, before)| Some((before, self.wanted.get(process)?)));
+        let (before, after) = both.fold((0_u64, 0_u64), |(before, after), (was, is)| (before + was, after + is));
         self.cleared_at = now;
-        self.coming.take(got);
-        self.coming.pages(now)
+        self.coming.take(before.saturating_sub(after));
+        self.coming.pages(now, COMING_FOR)
     }
 }
 

@@ -73,11 +73,11 @@ fn a_cold_vm_vacates_once_exactly_what_the_hot_one_lacks() {
     assert_eq!([&cold, &cold].map(|run| run.tells(Some(holds.clone()))), [Some((HOT, 8)), Some((HOT, 0))]);
     assert_eq!(hot.tells(Some(wants.clone())), Some((HOT, 0)));
     // What it gave back may not have been taken and reported yet.
-    for second in [4, 5] {
+    for second in 4..=8 {
         bench.tick_at(second);
-        assert_eq!(cold.tells(Some(holds.clone())), Some((HOT, 0)));
+        assert_eq!(cold.tells(Some(holds.clone())), Some((HOT, 0)), "second {second}");
     }
-    bench.tick_at(6);
+    bench.tick_at(9);
     assert_eq!(cold.tells(Some(holds.clone())), Some((HOT, 8)), "the buyer lacks them still");
     assert_eq!(bench.engine.scrape().huge_page_price, HOT);
     let notes = |name: &str| bench.list().into_iter().find(|vm| vm.name == name).map(|vm| vm.notes);
@@ -85,8 +85,26 @@ fn a_cold_vm_vacates_once_exactly_what_the_hot_one_lacks() {
     assert_eq!(notes("hot"), Some(vec![note.to_owned()]));
     // The buyer has its pages, and no manager was refused one since.
     hot.tells(None);
-    bench.tick_at(7);
+    bench.tick_at(10);
     assert_eq!((cold.tells(Some(holds)), bench.engine.scrape().huge_page_price), (None, 0));
+}
+
+#[test]
+fn a_vm_that_reports_late_is_not_asked_again_while_it_may_still_give() {
+    let bench = Bench::new("");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
+    let holds = bids(None, &[(0, 0, 50)]);
+    hot.tells(Some(bids(Some(0), &[(HOT, 10, 0)])));
+    cold.tells(Some(holds.clone()));
+    let allowed_at = |second| {
+        bench.tick_at(second);
+        cold.tells(Some(holds.clone())).map_or(0, |(_, may_vacate)| may_vacate)
+    };
+    bench.tick_at(10);
+    // It hears of them a second later, and its loop may give them for three seconds from then on.
+    assert_eq!(allowed_at(11), 10);
+    let later: Vec<u64> = (12..=15).map(allowed_at).collect();
+    assert_eq!(later, [0; 4], "no page is given twice");
 }
 
 #[test]
@@ -117,9 +135,35 @@ fn bidders_that_come_later_are_served_at_once_and_the_earlier_ones_not_twice() {
         cold.tells(Some(holds.clone())).map(|(_, may_vacate)| may_vacate)
     };
     assert_eq!([allowed(10, 10), allowed(11, 14)], [10, 4].map(Some));
-    // Six have got one. What is left of the first allowance, four, ends after three seconds, and then the second one.
-    assert_eq!([allowed(12, 8), allowed(13, 11), allowed(14, 11)], [0, 7, 4].map(Some));
-    assert_eq!(allowed(18, 11), Some(11), "all have ended");
+    // Six have got one. What is left of the first allowance, four, ends after six seconds, and then the second one.
+    assert_eq!([allowed(12, 8), allowed(16, 11), allowed(17, 11)], [0, 7, 4].map(Some));
+    assert_eq!(allowed(23, 11), Some(11), "all have ended");
+}
+
+#[test]
+fn a_buyer_that_has_ended_got_no_page_and_one_that_came_does_not_hide_those_that_were_got() {
+    let bench = Bench::new("");
+    let [hot, cold, other] =
+        [(1, "hot"), (2, "cold"), (3, "other")].map(|(pid, name)| Run::register(&bench, pid, name, mib(200)));
+    let holds = bids(None, &[(0, 0, 90)]);
+    let wants = |run: &Run<'_>, wanted| drop(run.tells(Some(bids(Some(0), &[(HOT, wanted, 0)]))));
+    let allowed_at = |second| {
+        bench.tick_at(second);
+        cold.tells(Some(holds.clone())).map(|(_, may_vacate)| may_vacate)
+    };
+    cold.tells(Some(holds.clone()));
+    wants(&hot, 10);
+    wants(&other, 5);
+    assert_eq!(allowed_at(10), Some(15));
+    bench.service.closed(hot.connection());
+    assert_eq!(allowed_at(11), Some(0));
+    // Those that the first one wanted are coming, for whichever VM wants them.
+    wants(&other, 15);
+    assert_eq!(allowed_at(12), Some(0));
+    wants(&other, 9);
+    let late = Run::register(&bench, 4, "late", mib(200));
+    wants(&late, 6);
+    assert_eq!(allowed_at(13), Some(6), "six have got one, and six others want one");
 }
 
 #[test]

@@ -112,15 +112,14 @@ fn exchange(work: &ManagerLoop, run: &Run<'_>) -> u64 {
     price.map_or(0, |price| price.cycles_per_s)
 }
 
-#[test]
-fn a_hot_guest_gets_the_pages_that_a_cold_one_gives_at_the_price_of_their_bids() {
+/// A hot and a cold guest for 80 seconds, which report each time that this number of quarters of a second has passed.
+fn trade_with_reports_each(quarters: u64) {
     let (bench, host) = (Bench::new(""), Arc::<FakeHost>::default());
     host.set_text("/proc/meminfo", "MemTotal:  33554432 kB\nMemAvailable:  16777216 kB\n");
     host.set_free_blocks(0);
     let (mut hot, mut cold) = (hot_guest(&host), ColdGuest::new(&host));
     let [hot_run, cold_run] = [(1, "hot"), (2, "cold")].map(|(pid, name)| Run::register(&bench, pid, name, mib(0)));
     let mut highest = 0;
-    // In quarters of a second, as runs report while there is a price.
     for quarter in 1..=4 * 80_u64 {
         hot.tick();
         cold.tick();
@@ -133,15 +132,23 @@ fn a_hot_guest_gets_the_pages_that_a_cold_one_gives_at_the_price_of_their_bids()
         if quarter.is_multiple_of(4) {
             bench.tick_at(quarter / 4);
         }
-        highest = highest.max(exchange(&hot, &hot_run));
-        exchange(&cold.work, &cold_run);
+        if quarter.is_multiple_of(quarters) {
+            highest = highest.max(exchange(&hot, &hot_run));
+            exchange(&cold.work, &cold_run);
+        }
     }
     let done = (hot.report().done("collapse"), cold.work.report().done("vacate"));
-    assert_eq!(done, (HOT_WINDOWS, HOT_WINDOWS), "{:?}", cold.work.report().outcomes);
+    assert_eq!(done, (HOT_WINDOWS, HOT_WINDOWS), "reports each {quarters}: {:?}", cold.work.report().outcomes);
     assert_eq!((host.huge_windows(), host.free_blocks()), (COLD_WINDOWS, 0), "none was made or lost");
     assert!(highest > 0, "there was a price");
     assert_eq!(bench.engine.scrape().huge_page_price, 0, "and it has ended");
     cold.work.finish();
     // Compares each page with what was written.
     (0..COLD_WINDOWS).for_each(|window| cold.mover.write(WindowIndex::new(window), ALL_PAGES));
+}
+
+/// Runs report four times a second while there is a price, and each second without one.
+#[test]
+fn a_hot_guest_gets_the_pages_that_a_cold_one_gives_at_the_price_of_their_bids() {
+    [1, 4].map(trade_with_reports_each);
 }
