@@ -21,6 +21,7 @@ use crate::testing::fake_pages::{FakePages, Page};
 pub struct FakeMover {
     state: Mutex<State>,
     meanwhile: Mutex<Option<Meanwhile>>,
+    before_move: Mutex<Option<Meanwhile>>,
     emptying: Mutex<Option<Emptying>>,
     after_search: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -28,7 +29,7 @@ pub struct FakeMover {
 /// Contents of a page that was made ready and not written.
 const UNDEFINED: u64 = u64::MAX;
 
-/// Event during a copy.
+/// Event during a copy, or before a move.
 type Meanwhile = Arc<dyn Fn() + Send + Sync>;
 
 /// Event while all of a slot aside is given back, and the errno to answer.
@@ -111,6 +112,7 @@ impl Default for FakeMover {
                 has_failed_for_good: None,
             }),
             meanwhile: Mutex::default(),
+            before_move: Mutex::default(),
             emptying: Mutex::default(),
             after_search: Mutex::default(),
         }
@@ -235,6 +237,11 @@ impl FakeMover {
     /// Runs `work` in the middle of every copy of a window, on the copying thread. It may panic.
     pub fn while_copying(&self, work: impl Fn() + Send + Sync + 'static) {
         *self.meanwhile() = Some(Arc::new(work));
+    }
+
+    /// Runs `work` before every move of pages, on the moving thread: time may pass there.
+    pub fn before_moving(&self, work: impl Fn() + Send + Sync + 'static) {
+        *self.before_move.lock() = Some(Arc::new(work));
     }
 
     /// Runs `work` whenever all of a slot aside is given back. It may panic. If it returns an errno, that
@@ -403,6 +410,8 @@ impl Mover for FakeMover {
 
     fn move_pages(&self, from: Place, to: Place, pages: Range<u16>) -> Result<u16, HostError> {
         const WHAT: &str = "fake move";
+        let before = self.before_move.lock().clone();
+        before.iter().for_each(|work| work());
         let mut state = self.enter(WHAT)?;
         if !state.is_watched(to) {
             return fail(WHAT, libc::EINVAL);

@@ -1,38 +1,89 @@
 //! The loop keeps windows out of the guest's reach for no more than the set part of any 100 ms, while it acts on many
-//! in a row. On the fake host a collapse takes 0.6 ms and a split less; else time passes only while a thread sleeps.
+//! in a row. On the fake host a collapse takes 0.6 ms, as a release does here, and a split less; else time passes only
+//! while a thread sleeps.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
+use wideleaf_memory::host::Host as _;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
-use wideleaf_memory::region::RamRange;
+use wideleaf_memory::region::{GuestRam, RamRange};
 use wideleaf_memory::testing::fake_host::{COLLAPSE_TIME, FakeHost};
+use wideleaf_memory::testing::fake_mover::FakeMover;
 use wideleaf_policies::policy::{Needs, Policy, by_name};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Cost, Gpa, GpaRange, Hva, Moment, Outcome, PageSize, PerTenThousand, Plan,
-    Snapshot, VmId,
+    Action, Budget, BudgetLimits, Cost, Gpa, GpaRange, Hva, Moment, Outcome, PageSize, PerTenThousand, Plan, Snapshot,
+    VmId, WindowIndex,
 };
 
 const RAM_AT: Hva = Hva::new(1 << 40);
 const WINDOWS: u32 = 512;
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Demotes all that is huge.
-struct Splits;
+/// Pages of a window that are zero, in the test of releases, and the one page that is not.
+const ZERO_PAGES: Range<u16> = 0..4;
+const USED_PAGE: Range<u16> = 4..5;
 
-impl Policy for Splits {
+/// What the loop does with all windows in one tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Collapses,
+    Splits,
+    Releases,
+}
+
+impl Work {
+    fn policy(self) -> Box<dyn Policy> {
+        match self {
+            Work::Collapses => by_name("greedy").unwrap().with_defaults(),
+            Work::Splits => Box::new(OnAll(|vm, window| Action::Demote { vm, window, to: PageSize::Base4K })),
+            Work::Releases => Box::new(OnAll(|vm, window| Action::Release { vm, window })),
+        }
+    }
+
+    /// A VM with all of its RAM present. Pages are moved for releases alone, and only in RAM of this process.
+    fn vm(self, host: &Arc<FakeHost>) -> ManagedVm {
+        let gpa = GpaRange::new(Gpa::new(0), mib(2) * u64::from(WINDOWS)).unwrap();
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+        if self == Work::Releases {
+            let ram = GuestRam::map(&[gpa], backing).unwrap();
+            host.make_present(ram.base(), ram.bytes(), false);
+            host.move_with(mover_with_zeroes(host));
+            return ManagedVm::new(VmId(0), ram, None);
+        }
+        host.make_present(RAM_AT, gpa.bytes(), self == Work::Splits);
+        ManagedVm::external(VmId(0), vec![RamRange { gpa, hva: RAM_AT }], backing, None)
+    }
+}
+
+/// A mover with zero pages in each window. A move takes as long as a collapse.
+fn mover_with_zeroes(host: &Arc<FakeHost>) -> Arc<FakeMover> {
+    let mover = Arc::<FakeMover>::default();
+    for window in (0..u64::from(WINDOWS)).map(WindowIndex::new) {
+        mover.write_zeroes(window, ZERO_PAGES);
+        mover.write(window, USED_PAGE);
+    }
+    // The host has the mover.
+    let host = Arc::downgrade(host);
+    mover.before_moving(move || host.upgrade().iter().for_each(|host| host.sleep(COLLAPSE_TIME)));
+    mover
+}
+
+/// Plans this action for each window.
+struct OnAll(fn(VmId, WindowIndex) -> Action);
+
+impl Policy for OnAll {
     fn name(&self) -> &'static str {
-        "splits"
+        "on_all"
     }
 
     fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
         let vm = &snapshot.vms[0];
-        let huge = (0..vm.len()).filter(|row| vm.backing[*row] == Backing::Huge2M);
-        huge.map(|row| Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K })
-            .for_each(|action| plan.push(action, Cost::default()));
+        vm.windows.iter().for_each(|window| plan.push((self.0)(vm.vm, *window), Cost::default()));
     }
 }
 
@@ -59,18 +110,11 @@ impl Policy for Noting {
     }
 }
 
-fn greedy() -> Box<dyn Policy> {
-    by_name("greedy").unwrap().with_defaults()
-}
-
-/// Times out of reach while a loop with this part changes the page size of all windows in one tick.
-fn out_of_reach(part: PerTenThousand, policy: Box<dyn Policy>, are_huge: bool) -> Vec<(Duration, Duration)> {
+/// Times out of reach while a loop with this part does its work.
+fn out_of_reach(part: PerTenThousand, work: Work) -> Vec<(Duration, Duration)> {
     let (host, seen) = (Arc::<FakeHost>::default(), Arc::default());
-    let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2) * u64::from(WINDOWS)).unwrap(), hva: RAM_AT };
-    host.make_present(RAM_AT, range.gpa.bytes(), are_huge);
-    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
-    let vm = ManagedVm::external(VmId(0), vec![range], backing, None);
-    let policy = Noting(policy, Arc::clone(&seen));
+    let vm = work.vm(&host);
+    let policy = Noting(work.policy(), Arc::clone(&seen));
     let limits = BudgetLimits {
         copy_per_second: mib(1 << 20),
         cpu_share: PerTenThousand::new(1_000_000),
@@ -98,16 +142,16 @@ fn worst(times: &[(Duration, Duration)]) -> Duration {
 fn windows_are_out_of_reach_for_the_set_part_of_any_100_ms_and_one_window_more_at_most() {
     for percent in [10, 30, 60] {
         let part = PerTenThousand::new(percent * 100);
-        for (policy, are_huge) in [(greedy(), false), (Box::new(Splits) as Box<dyn Policy>, true)] {
-            let worst = worst(&out_of_reach(part, policy, are_huge));
-            assert!(worst <= INTERVAL * percent / 100 + COLLAPSE_TIME, "{percent} %: {worst:?}, splits: {are_huge}");
-            assert!(worst >= INTERVAL * percent / 200, "{percent} %: the loop may use it, and used {worst:?}");
+        for work in [Work::Collapses, Work::Splits, Work::Releases] {
+            let worst = worst(&out_of_reach(part, work));
+            assert!(worst <= INTERVAL * percent / 100 + COLLAPSE_TIME, "{work:?}, {percent} %: {worst:?}");
+            assert!(worst >= INTERVAL * percent / 200, "{work:?}, {percent} %: the loop may use it, not {worst:?}");
         }
     }
 }
 
 #[test]
 fn without_a_limit_windows_are_copied_one_right_after_another() {
-    let times = out_of_reach(PerTenThousand::ALL, greedy(), false);
+    let times = out_of_reach(PerTenThousand::ALL, Work::Collapses);
     assert!(worst(&times) > INTERVAL * 9 / 10, "{:?}", worst(&times));
 }
