@@ -62,6 +62,8 @@ struct Level {
     gives_victims: bool,
     /// Whether each line that comes into this level brings the other one of its pair with it.
     completes_pairs: bool,
+    /// Whether a line that the level above completed comes with the line that it completed.
+    takes_pairs: bool,
     /// Path of walks to this level: they begin at the first level that they read.
     walks: Walks,
 }
@@ -79,12 +81,14 @@ impl Caches {
         assert!(machine.caches.len() <= LEVELS_MAX, "{} has {} caches", machine.name, machine.caches.len());
         let (last, is_shared) = (machine.caches.len() - 1, options.is_core_shared);
         let takes_victims = |n: usize| machine.caches.get(n).is_some_and(|cache| cache.fill.value == Fill::Victims);
+        let completes_pairs = machine.second_cache_completes_pairs.value;
         let levels: Vec<Level> = (machine.caches.iter().enumerate())
             .map(|(n, cache)| Level {
                 sets: Sets::new(&cache.array, is_shared && (n < last || last == 0), lines, seed + n as u64),
                 takes_victims: takes_victims(n),
                 gives_victims: takes_victims(n + 1),
-                completes_pairs: n == 1 && machine.second_cache_completes_pairs.value,
+                completes_pairs: n == 1 && completes_pairs,
+                takes_pairs: n == 2 && completes_pairs && !takes_victims(n),
                 walks: match (n + 1).cmp(&(machine.walks_read_from.value as usize)) {
                     core::cmp::Ordering::Less => Walks::PassBy,
                     core::cmp::Ordering::Equal => Walks::BeginHere,
@@ -92,10 +96,12 @@ impl Caches {
                 },
             })
             .collect();
-        let is_simple = |level: &Level| !level.takes_victims && level.sets.shape() != Shape::Other;
+        // The lines of a pair are in two sets side by side.
+        let is_simple =
+            |level: &Level| !level.takes_victims && level.sets.shape() != Shape::Other && level.sets.mask() > 0;
         assert!(
-            levels.iter().all(|level| !level.completes_pairs || is_simple(level)),
-            "{}: a cache that completes pairs is filled by misses and has LRU replacement",
+            levels.iter().all(|level| !(level.completes_pairs || level.takes_pairs) || is_simple(level)),
+            "{}: a cache that completes pairs, or gets them from one, has LRU replacement in an even number of sets",
             machine.name
         );
         let mut cycles = [0; LEVELS_MAX];
@@ -136,15 +142,16 @@ impl Caches {
         self.queue.push(Reference::to(address, purpose));
     }
 
-    /// Looks up the lines of all waiting references, in their order, and counts where each one is found.
-    pub(crate) fn serve(&mut self, counts: &mut Counts) {
+    /// Looks up the lines of all waiting references, in their order, and counts where each one is found. `are_near`
+    /// says that many are the line before them, and predictably so.
+    pub(crate) fn serve(&mut self, are_near: bool, counts: &mut Counts) {
         let mut sought = self.queue.begin();
         if !self.are_followed {
             counts.add_found(sought, [0; Purpose::ALL], |served| &mut served.unplaced);
             return self.queue.clear();
         }
         for (n, level) in self.levels.iter_mut().enumerate() {
-            let missed = level.sift(&mut self.queue, n == 0);
+            let missed = level.sift(&mut self.queue, n == 0, are_near);
             let found = core::array::from_fn(|purpose| sought[purpose] - missed[purpose]);
             counts.add_found(found, [self.cycles[n]; Purpose::ALL], |served| &mut served.caches[n]);
             sought = missed;
@@ -161,14 +168,19 @@ impl Caches {
 impl Level {
     /// Keeps in the queue the references that are still sought, or that have a victim for the next level. Returns
     /// the number of sought ones, by purpose.
-    fn sift(&mut self, queue: &mut Queue, is_first: bool) -> [u64; Purpose::ALL] {
-        if self.takes_victims && !is_first || self.walks == Walks::PassBy {
+    fn sift(&mut self, queue: &mut Queue, is_first: bool, are_near: bool) -> [u64; Purpose::ALL] {
+        let takes_victims = self.takes_victims && !is_first;
+        if self.walks == Walks::PassBy || takes_victims && self.walks == Walks::BeginHere {
             return self.sift_one_by_one(queue, is_first);
         }
-        by_shape!(self.sets, sets => match (self.completes_pairs, self.gives_victims) {
-            (true, gives_victims) => queue.keep_missing_with_pairs(&mut sets, gives_victims),
-            (false, false) => queue.keep_missing(&mut sets, is_first),
+        let gives_victims = self.gives_victims;
+        by_shape!(self.sets, sets => match (self.completes_pairs, gives_victims) {
+            _ if takes_victims => queue.keep_missing_and_take_victims(&mut sets, gives_victims),
+            (true, true) => queue.keep_missing_with_pairs_and_victims(&mut sets),
+            (true, false) => queue.keep_missing_and_complete_pairs(&mut sets),
             (false, true) => queue.keep_missing_with_victims(&mut sets),
+            (false, false) if self.takes_pairs => queue.keep_missing_of_pairs(&mut sets),
+            (false, false) => queue.keep_missing(&mut sets, is_first && are_near),
         }, _ => self.sift_one_by_one(queue, is_first))
     }
 

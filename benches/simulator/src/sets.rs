@@ -167,8 +167,11 @@ impl Sets {
 
     /// Converts sets of few ways; returns other sets unchanged.
     pub(crate) fn into_few_ways(self) -> Result<FewWays, Sets> {
+        let Place { set_bits, slices } = self.place;
         match self.rule {
-            Rule::Wide { tags, lanes: FewWays::LANES } => Ok(FewWays { tags, place: self.place, last: self.ways - 1 }),
+            Rule::Wide { tags, lanes: FewWays::LANES } if slices == 1 => {
+                Ok(FewWays { sets: tags.as_chunks().0.to_vec(), set_bits, last: 1 << (self.ways - 1) })
+            }
             rule => Err(Sets { rule, ..self }),
         }
     }
@@ -264,11 +267,13 @@ impl Sets {
     }
 }
 
-/// Sets of up to four ways under LRU, for callers that look up one key after another.
+/// Sets of up to four ways under LRU, for callers that look up one key after another. Their number is a power of two.
 pub(crate) struct FewWays {
-    tags: Vec<u32>,
-    place: Place,
-    last: usize,
+    sets: Vec<[u32; FewWays::LANES]>,
+    /// Number of bits of a key that choose its set.
+    set_bits: u32,
+    /// One bit, at the position of the last way.
+    last: u32,
 }
 
 impl FewWays {
@@ -277,13 +282,20 @@ impl FewWays {
     /// Looks up a key, and inserts it if it is missing. Returns whether it was missing.
     #[inline(always)]
     pub(crate) fn access(&mut self, key: u64) -> bool {
-        let (sets, _) = self.tags.as_chunks_mut::<{ FewWays::LANES }>();
-        LruSets { sets, place: self.place, last: self.last }.access(key).0
+        let (set, tag) = (key as usize & (self.sets.len() - 1), (key >> self.set_bits) as u32);
+        let tags = &mut self.sets[set];
+        // Predictable: walks near each other use the same upper entries.
+        if tags[0] == tag {
+            return false;
+        }
+        let found = u32::found(tags, tag);
+        u32::push(tags, tag, (found | self.last).trailing_zeros());
+        found == 0
     }
 
     /// Removes all keys.
     pub(crate) fn clear(&mut self) {
-        self.tags.fill(NO_TAG);
+        self.sets.fill([NO_TAG; FewWays::LANES]);
     }
 }
 
@@ -339,7 +351,7 @@ impl Place {
 fn find(tags: &[u32], tag: u32) -> Option<usize> {
     let (chunks, rest) = tags.as_chunks::<4>();
     for (n, chunk) in chunks.iter().enumerate() {
-        let found = matches(chunk, tag);
+        let found = u32::found(chunk, tag);
         if found != 0 {
             return Some(4 * n + found.trailing_zeros() as usize);
         }
@@ -351,16 +363,6 @@ fn find(tags: &[u32], tag: u32) -> Option<usize> {
 fn empty(tags: &mut [u32], tag: u32) -> bool {
     let way = find(tags, tag);
     way.is_some_and(|way| core::mem::replace(&mut tags[way], NO_TAG) == tag)
-}
-
-/// One bit for each way that holds the tag.
-#[inline(always)]
-fn matches<const WAYS: usize>(tags: &[u32; WAYS], tag: u32) -> u32 {
-    let mut found = 0;
-    for (way, held) in tags.iter().enumerate() {
-        found |= u32::from(*held == tag) << way;
-    }
-    found
 }
 
 /// Marsaglia, "Xorshift RNGs", 2003: period 2^64 - 1, sufficient to pick a way.

@@ -191,7 +191,8 @@ impl Simulator {
         if self.lines == Lines::All {
             self.block.addresses()[next..].iter().for_each(|&address| self.caches.refer(address, Purpose::Data));
         }
-        self.caches.serve(&mut self.counts);
+        // Where most accesses stay on the page that was the newest of its set, they often stay on the line.
+        self.caches.serve(2 * seeking as u64 <= sums.accesses, &mut self.counts);
     }
 
     /// Looks up the pages of a block in the TLB. Returns the number that missed both levels.
@@ -257,7 +258,7 @@ impl Simulator {
                 self.walker.walk(address, has_pde, &self.space, &mut self.caches, &mut self.counts);
             }
         }
-        self.caches.serve(&mut self.counts);
+        self.caches.serve(false, &mut self.counts);
     }
 
     /// Changes the host's backing of a window to pages of `size` (see [`AddressSpace::set_host`]), and drops all of

@@ -40,13 +40,16 @@ impl Purpose {
     pub(crate) const ALL: usize = 4;
 }
 
-/// A line number, above a bit that says that it completes a pair, and two bits of purpose.
+/// A line number, above a bit that says that the other line of its pair goes with it, one that says that it completes
+/// a pair, and two bits of purpose.
 #[derive(Clone, Copy)]
 pub(crate) struct Reference(u64);
 
-const LINE_SHIFT: u32 = 3;
+const LINE_SHIFT: u32 = 4;
 
 const COMPLETES: u64 = 4;
+
+const WITH_PAIR: u64 = 8;
 
 /// Line number that stands for none.
 const NONE: u64 = u64::MAX >> LINE_SHIFT;
@@ -75,6 +78,11 @@ impl Reference {
         self.line() != NONE
     }
 
+    /// The same reference; the other line of its pair goes with it, if that is wanted.
+    fn with_pair(self, is_wanted: bool) -> Reference {
+        Reference(self.0 | u64::from(is_wanted) << WITH_PAIR.trailing_zeros())
+    }
+
     fn as_found(self) -> Reference {
         Reference(NONE << LINE_SHIFT | self.0 & (COMPLETES | 3))
     }
@@ -86,11 +94,13 @@ struct Tally(u64);
 
 const _: () = assert!(ROOM <= u16::MAX as usize, "a field of the tally holds all that may wait");
 
+/// What a reference adds to a tally, by its lowest three bits.
+const ONE: [u64; 8] = [1, 1 << 16, 1 << 32, 1 << 48, 0, 0, 0, 0];
+
 impl Tally {
     #[inline(always)]
     fn add(&mut self, reference: Reference, is_one: bool) {
-        let is_counted = u64::from(is_one) & !(reference.0 / COMPLETES) & 1;
-        self.0 += is_counted << (16 * (reference.0 & 3));
+        self.0 += ONE[(reference.0 & (COMPLETES | 3)) as usize] & u64::from(is_one).wrapping_neg();
     }
 
     fn by_purpose(self) -> [u64; Purpose::ALL] {
@@ -142,19 +152,20 @@ impl Queue {
         self.len = 0;
     }
 
-    /// Keeps the references with a missing line. Returns their number, by purpose.
+    /// Keeps the references with a missing line. Returns their number, by purpose. `is_near` is that of
+    /// [`LruSets::access_at`].
     #[inline(always)]
     pub(crate) fn keep_missing<T: Lane, const LANES: usize>(
         &mut self,
         sets: &mut LruSets<'_, T, LANES>,
-        is_first: bool,
+        is_near: bool,
     ) -> [u64; Purpose::ALL] {
         let (waiting, mut kept) = (&mut self.waiting[..self.len], 0);
         let mut places = [(0, T::EMPTY); AHEAD];
         for start in (0..waiting.len()).step_by(AHEAD) {
             let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
             for (n, &place) in places[..sought].iter().enumerate() {
-                let is_missing = sets.access_at(place, is_first);
+                let is_missing = sets.access_at(place, is_near);
                 // Written in any case, and counted only on a miss, because misses cannot be predicted.
                 waiting[kept] = waiting[start + n];
                 kept += usize::from(is_missing);
@@ -185,13 +196,12 @@ impl Queue {
         self.begin()
     }
 
-    /// Does the same as [`Queue::keep_missing`], and stores the victim of each reference if `gives_victims`. After
-    /// each missing line, the other line of its pair comes into the sets too. If it is missing, it waits behind.
+    /// Does the same as [`Queue::keep_missing_with_victims`]. After each missing line, the other line of its pair comes
+    /// into the sets too. If it is missing, it waits behind, with a victim of its own.
     #[inline(always)]
-    pub(crate) fn keep_missing_with_pairs<T: Lane, const LANES: usize>(
+    pub(crate) fn keep_missing_with_pairs_and_victims<T: Lane, const LANES: usize>(
         &mut self,
         sets: &mut LruSets<'_, T, LANES>,
-        gives_victims: bool,
     ) -> [u64; Purpose::ALL] {
         let (waiting, next, mut kept) = (&self.waiting[..self.len], &mut self.next[..2 * self.len], 0);
         let victims = &mut self.victims[..2 * self.len];
@@ -199,26 +209,101 @@ impl Queue {
         for start in (0..waiting.len()).step_by(AHEAD) {
             let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
             for (n, &place) in places[..sought].iter().enumerate() {
+                // All of it in any case, as misses cannot be predicted.
                 let reference = waiting[start + n];
-                if gives_victims {
-                    victims[kept] = sets.oldest(place).unwrap_or(NONE);
-                }
-                if !sets.access_at(place, false) {
-                    continue;
-                }
+                victims[kept] = sets.oldest(place).unwrap_or(NONE);
+                let is_missing = sets.access_at(place, false);
                 next[kept] = reference;
-                kept += 1;
-                tally.add(reference, true);
-                let other = reference.other_of_pair();
-                let place = sets.place(other.line());
-                if gives_victims {
-                    victims[kept] = sets.oldest(place).unwrap_or(NONE);
-                }
-                next[kept] = other;
-                kept += usize::from(sets.complete_at(place));
+                kept += usize::from(is_missing);
+                tally.add(reference, is_missing);
+                let place = LruSets::<T, LANES>::other_of_pair(place);
+                victims[kept] = sets.oldest(place).unwrap_or(NONE);
+                next[kept] = reference.other_of_pair();
+                kept += usize::from(sets.complete_at(place, is_missing));
             }
         }
         core::mem::swap(&mut self.waiting, &mut self.next);
+        self.len = kept;
+        tally.by_purpose()
+    }
+
+    /// Does the same as [`Queue::keep_missing`]. After each missing line, the other line of its pair comes into the sets
+    /// too. If it is missing, it goes with the reference to [`Queue::keep_missing_of_pairs`].
+    #[inline(always)]
+    pub(crate) fn keep_missing_and_complete_pairs<T: Lane, const LANES: usize>(
+        &mut self,
+        sets: &mut LruSets<'_, T, LANES>,
+    ) -> [u64; Purpose::ALL] {
+        let (waiting, mut kept) = (&mut self.waiting[..self.len], 0);
+        let mut places = [(0, T::EMPTY); AHEAD];
+        for start in (0..waiting.len()).step_by(AHEAD) {
+            let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
+            for (n, &place) in places[..sought].iter().enumerate() {
+                // All of it in any case, as misses cannot be predicted.
+                let is_missing = sets.access_at(place, false);
+                let is_completed = sets.complete_at(LruSets::<T, LANES>::other_of_pair(place), is_missing);
+                waiting[kept] = waiting[start + n].with_pair(is_completed);
+                kept += usize::from(is_missing);
+            }
+        }
+        self.len = kept;
+        self.begin()
+    }
+
+    /// Does the same as [`Queue::keep_missing`], and after each line that has the other one of its pair with it, looks
+    /// that up too.
+    #[inline(always)]
+    pub(crate) fn keep_missing_of_pairs<T: Lane, const LANES: usize>(
+        &mut self,
+        sets: &mut LruSets<'_, T, LANES>,
+    ) -> [u64; Purpose::ALL] {
+        let (waiting, mut kept) = (&mut self.waiting[..self.len], 0);
+        let mut places = [(0, T::EMPTY); AHEAD];
+        for start in (0..waiting.len()).step_by(AHEAD) {
+            let sought = sets.places_of_pairs(waiting[start..].iter().map(|reference| reference.line()), &mut places);
+            for (n, &place) in places[..sought].iter().enumerate() {
+                let reference = waiting[start + n];
+                let is_missing = sets.access_at(place, false);
+                // Predictable: a pair that is not used for long has neither line.
+                if reference.0 & WITH_PAIR != 0 {
+                    sets.access_at(LruSets::<T, LANES>::other_of_pair(place), false);
+                }
+                waiting[kept] = reference;
+                kept += usize::from(is_missing);
+            }
+        }
+        self.len = kept;
+        self.begin()
+    }
+
+    /// Keeps the references with a missing line, or with a victim of this level if it gives them to the next. Each line
+    /// that is present leaves the sets, and each victim of the level above comes into them.
+    #[inline(always)]
+    pub(crate) fn keep_missing_and_take_victims<T: Lane, const LANES: usize>(
+        &mut self,
+        sets: &mut LruSets<'_, T, LANES>,
+        gives_victims: bool,
+    ) -> [u64; Purpose::ALL] {
+        let (waiting, victims) = (&mut self.waiting[..self.len], &mut self.victims[..self.len]);
+        let (mut kept, mut tally) = (0, Tally::default());
+        let (mut places, mut of_victims) = ([(0, T::EMPTY); AHEAD], [(0, T::EMPTY); AHEAD]);
+        for start in (0..waiting.len()).step_by(AHEAD) {
+            let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
+            sets.places(victims[start..].iter().copied(), &mut of_victims);
+            for (n, (&place, &of_victim)) in places[..sought].iter().zip(&of_victims).enumerate() {
+                let (reference, victim) = (waiting[start + n], victims[start + n]);
+                let is_missing = reference.is_sought() & !sets.take_at(place, reference.is_sought());
+                let mut evicted = NONE;
+                if victim != NONE {
+                    let oldest = sets.oldest(of_victim).unwrap_or(NONE);
+                    evicted = if sets.access_at(of_victim, false) & gives_victims { oldest } else { NONE };
+                }
+                waiting[kept] = if is_missing { reference } else { reference.as_found() };
+                victims[kept] = evicted;
+                kept += usize::from(is_missing | (evicted != NONE));
+                tally.add(reference, is_missing);
+            }
+        }
         self.len = kept;
         tally.by_purpose()
     }

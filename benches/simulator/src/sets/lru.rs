@@ -5,10 +5,9 @@
 //! ```
 //!
 //! Sets of up to twenty ways use a whole number of vectors; lanes beyond the ways stay empty. An access runs the
-//! same instructions whatever it finds, because the result cannot be predicted, and the same for each lane, so that
-//! the compiler makes vectors of them. (Intrinsics would be plainer, but they are unsafe.)
+//! same instructions whatever it finds, because the result cannot be predicted ([`super::vector`]).
 
-use super::vector::{Lane, bring_near};
+use super::vector::{Lane, NOWHERE, bring_near};
 use super::{NO_TAG, Place};
 
 /// Size from which on sets are prefetched, 64 KiB: more than the host CPU's first cache holds.
@@ -44,8 +43,16 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
     /// Removes a key. Returns whether it was present.
     #[inline(always)]
     pub(crate) fn take(&mut self, key: u64) -> bool {
-        let (set, tag) = self.place.of(key);
-        take(&mut self.sets[set], T::new(tag))
+        self.take_at(self.place(key), true)
+    }
+
+    /// Removes a tag if that is wanted. Returns whether it did.
+    #[inline(always)]
+    pub(crate) fn take_at(&mut self, (set, tag): (u32, T), is_wanted: bool) -> bool {
+        let tags = &mut self.sets[set as usize];
+        let found = if is_wanted { T::found(tags, tag) } else { 0 };
+        T::pull(tags, (found | 1 << LANES).trailing_zeros());
+        found != 0
     }
 
     /// Moves a tag to the front of its set. Returns whether it was missing. `is_near` says that many tags are
@@ -59,15 +66,13 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
         access(tags, tag, self.last)
     }
 
-    /// Inserts a tag that is missing, and leaves the order as it is otherwise. Returns whether it was missing.
+    /// Inserts a tag if it is wanted and missing, and leaves the order as it is otherwise. Returns whether it did.
     #[inline(always)]
-    pub(crate) fn complete_at(&mut self, (set, tag): (u32, T)) -> bool {
+    pub(crate) fn complete_at(&mut self, (set, tag): (u32, T), is_wanted: bool) -> bool {
         let tags = &mut self.sets[set as usize];
-        let is_missing = T::found(tags, tag) == 0;
-        if is_missing {
-            T::push(tags, tag, self.last as u32);
-        }
-        is_missing
+        let is_inserted = is_wanted & (T::found(tags, tag) == 0);
+        T::push(tags, tag, if is_inserted { self.last as u32 } else { NOWHERE });
+        is_inserted
     }
 
     /// The set of a key, and its tag in that set.
@@ -77,11 +82,35 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
         (set as u32, T::new(tag))
     }
 
+    /// The place of the other line of a pair. The lowest bit of a line chooses the set, and there are two sets or more.
+    #[inline(always)]
+    pub(crate) fn other_of_pair((set, tag): (u32, T)) -> (u32, T) {
+        (set ^ 1, tag)
+    }
+
     /// The key that the next insertion into the set evicts.
     #[inline(always)]
     pub(crate) fn oldest(&self, (set, _): (u32, T)) -> Option<u64> {
         let oldest = self.sets[set as usize][self.last % LANES];
         if oldest == T::EMPTY { None } else { Some(self.place.key(oldest.tag(), set as usize)) }
+    }
+
+    /// Does the same as [`LruSets::places`], and prefetches the sets of the other lines of their pairs too.
+    #[inline(always)]
+    pub(crate) fn places_of_pairs(&self, keys: impl Iterator<Item = u64>, places: &mut [(u32, T)]) -> usize {
+        let (is_far, mut len) = (size_of_val(self.sets) >= FAR, 0);
+        for (key, place) in keys.zip(places) {
+            let (set, tag) = self.place.of(key);
+            *place = (set as u32, T::new(tag));
+            if is_far {
+                let (even, odd) = (&self.sets[set & !1], &self.sets[set | 1]);
+                bring_near(&even[0]);
+                bring_near(&odd[0]);
+                bring_near(&odd[LANES - 1]);
+            }
+            len += 1;
+        }
+        len
     }
 
     /// The sets of some keys, and their tags in these sets. Returns their number. The sets are prefetched, so far
@@ -111,17 +140,6 @@ fn access<T: Lane, const LANES: usize>(tags: &mut [T; LANES], tag: T, last: usiz
     found == 0
 }
 
-/// Removes a tag, and moves those behind it forward by one. Returns whether it was present.
-#[inline(always)]
-fn take<T: Lane, const LANES: usize>(tags: &mut [T; LANES], tag: T) -> bool {
-    let found = T::found(tags, tag);
-    if found != 0 {
-        tags.copy_within(found.trailing_zeros() as usize + 1.., found.trailing_zeros() as usize);
-        tags[LANES - 1] = T::EMPTY;
-    }
-    found != 0
-}
-
 /// Does the same as [`access`], for sets of any size: recently used tags are near the front. Returns the tag that
 /// left the end, or `None`.
 pub(super) fn access_many(tags: &mut [u32], tag: u32) -> Option<u32> {
@@ -140,7 +158,7 @@ pub(super) fn access_many(tags: &mut [u32], tag: u32) -> Option<u32> {
     }
 }
 
-/// Does the same as [`take`], for sets of any size.
+/// Does the same as [`LruSets::take`], for a set of any size.
 pub(super) fn take_many(tags: &mut [u32], tag: u32) -> bool {
     let Some(way) = super::find(tags, tag) else {
         return false;

@@ -1,6 +1,7 @@
 //! The simulator's tests, in one program.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod kept_counts;
 mod managed;
 mod readme;
 mod replay;
