@@ -435,7 +435,7 @@ mod tests {
         first.wait().expect("it has returned");
     }
 
-    /// Questions for so many threads, in which each thousand process ids belong to one user.
+    /// Questions for that number of threads, in which each thousand process ids belong to one user.
     fn of_users(places: usize) -> Arc<Questions> {
         Arc::new(Questions { places, user_of: |pid| Some(pid / 1000), ..Questions::default() })
     }
