@@ -404,7 +404,7 @@ impl ControlledVm {
             virtio: self.run.devices.drivers(),
             saving,
             restoring: self.run.restoring.as_ref().and_then(|restoring| restoring.progress()),
-            past_saves: self.run.past.view(),
+            past_saves: self.run.past.view().map(Box::new),
             doubt,
             cut_off: arriving.and_then(|incoming| incoming.why_cut()),
             exit,

@@ -426,7 +426,7 @@ pub struct VmStatus {
     pub restoring: Option<RestoringView>,
     /// Snapshots and migrations that are over; left out before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub past_saves: Option<PastSavesView>,
+    pub past_saves: Option<Box<PastSavesView>>,
     /// Why it is paused after a migration: whether it runs at the target is unknown. Left out otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doubt: Option<String>,
