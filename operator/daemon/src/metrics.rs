@@ -213,9 +213,19 @@ pub const FAMILIES: &[Family] = &[
         |scrape| each_saves(scrape, |saves| saves.last_before_pause.map(|before| before.system_ms)),
     ),
     gauge(
+        "wideleaf_vm_failed_save_system_seconds",
+        "CPU time of the vCPUs in the kernel during the latest snapshot or migration that failed",
+        |scrape| each_saves(scrape, |saves| saves.last_failed.map(|paid| paid.system_ms)),
+    ),
+    gauge(
         "wideleaf_vm_arrival_downtime_seconds",
         "Time for which no guest ran when a registered run came from another run",
         |scrape| each_saves(scrape, |saves| saves.arrival_downtime_ms),
+    ),
+    gauge(
+        "wideleaf_vm_arrival_system_seconds",
+        "CPU time of the vCPUs in the kernel of the source while a registered run was moved here, before the pause",
+        |scrape| each_saves(scrape, |saves| saves.arrival_before_pause.map(|before| before.system_ms)),
     ),
     gauge("wideleaf_vm_recovering", "1 while windows are brought back after an event", |scrape| {
         each_work(scrape, |work| one(Some(f64::from(u8::from(work.is_recovering)))))
@@ -367,7 +377,7 @@ fn each_saves(scrape: &Scrape, ms: fn(&PastSavesView) -> Option<f64>) -> Vec<Row
     each_work(scrape, |work| one(work.saves.as_ref().and_then(ms).map(|ms| ms / 1e3)))
 }
 
-/// A migration that succeeds ends its run.
+/// A migration that succeeds ends its run: the run to which the VM has come counts it.
 fn saves(past: &PastSavesView) -> Vec<Row<f64>> {
     let row = |kind: &str, outcome: &str, count: u64| {
         (vec![("kind", kind.to_owned()), ("outcome", outcome.to_owned())], count as f64)
@@ -375,6 +385,7 @@ fn saves(past: &PastSavesView) -> Vec<Row<f64>> {
     vec![
         row("snapshot", "done", past.snapshots),
         row("snapshot", "failed", past.snapshots_failed),
+        row("migration", "done", past.migrations),
         row("migration", "failed", past.migrations_failed),
     ]
 }

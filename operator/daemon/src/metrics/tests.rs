@@ -61,10 +61,13 @@ fn vm(pid: u32) -> VmView {
             ]),
             saves: Some(PastSavesView {
                 snapshots: 3,
-                migrations_failed: 1,
+                migrations: 1,
+                migrations_failed: 2,
                 last_pause_ms: Some(12.5),
                 last_before_pause: Some(BeforePauseView { system_ms: 184.0, ..BeforePauseView::default() }),
+                last_failed: Some(BeforePauseView { system_ms: 90.0, ..BeforePauseView::default() }),
                 arrival_downtime_ms: Some(40.0),
+                arrival_before_pause: Some(BeforePauseView { system_ms: 250.0, ..BeforePauseView::default() }),
                 ..PastSavesView::default()
             }),
             ..WorkView::default()
@@ -203,10 +206,11 @@ fn the_figures_are_those_of_the_views() {
     assert_eq!(of_10("wideleaf_vm_recoveries_total", "event=\"stop\",outcome=\"cut_off\""), 1.0);
     assert_eq!(of_10("wideleaf_vm_recovering", ""), 1.0);
     let saves = |kind, outcome| of_10("wideleaf_vm_saves_total", &format!("kind=\"{kind}\",outcome=\"{outcome}\""));
-    let counts = [saves("snapshot", "done"), saves("snapshot", "failed"), saves("migration", "failed")];
-    assert_eq!(counts, [3.0, 0.0, 1.0]);
-    let seconds = ["snapshot_pause", "snapshot_system", "arrival_downtime"];
-    assert_eq!(seconds.map(|of| of_10(&format!("wideleaf_vm_{of}_seconds"), "")), [0.0125, 0.184, 0.04]);
+    let counts = ["snapshot", "migration"].map(|kind| ["done", "failed"].map(|outcome| saves(kind, outcome)));
+    assert_eq!(counts, [[3.0, 0.0], [1.0, 2.0]]);
+    let seconds = ["snapshot_pause", "snapshot_system", "failed_save_system", "arrival_downtime", "arrival_system"];
+    let values = seconds.map(|of| of_10(&format!("wideleaf_vm_{of}_seconds"), ""));
+    assert_eq!(values, [0.0125, 0.184, 0.09, 0.04, 0.25]);
     let timed = text.lines().filter(|line| line.starts_with("wideleaf_vm_recovery_seconds{"));
     assert!(!timed.into_iter().any(|line| line.contains("stop")), "no recovery from a stop was done");
     let second = |more: &'static str| ["pid=\"10\"", "node=\"1\"", more];
