@@ -17,7 +17,7 @@ use crate::guests::settings::PolicyOrOff;
 use crate::guests::{map_text, tables};
 use crate::options::FormatArg;
 use crate::output::Output;
-use crate::report::moved::before_pause;
+use crate::report::moved::{before_pause, paid};
 use crate::table::{number, table};
 
 mod migrate;
@@ -231,11 +231,16 @@ fn status_table(status: &VmStatus) -> String {
         if past.snapshots + past.snapshots_failed > 0 {
             line("snapshots", &snapshots_text(past));
         }
-        if let Some(ms) = past.arrival_downtime_ms {
-            line("came here", &format!("from another run; no guest ran for {ms:.1} ms"));
+        if past.migrations > 0 || past.arrival_downtime_ms.is_some() {
+            let without = past.arrival_downtime_ms.map_or(String::new(), |ms| format!("; no guest ran for {ms:.1} ms"));
+            let before = before_pause(past.arrival_before_pause.as_ref());
+            line("came here", &format!("from another run{without}{before}"));
         }
         if past.migrations_failed > 0 {
             line("migrations", &format!("{} failed", past.migrations_failed));
+        }
+        if let Some(failed) = &past.last_failed {
+            line("latest failure", &paid(failed, "until then"));
         }
     }
     if let Some(doubt) = doubt {
@@ -337,6 +342,15 @@ mod tests {
                         1.25 s before the pause its vCPUs spent 184 ms in KVM and the kernel, with 700 faults and \
                         800 exits\n\
                         came here        from another run; no guest ran for 40.0 ms\n";
+        assert!(told.ends_with(expected), "{told}");
+        let told = of(r#","migrations":1,
+            "arrival_before_pause":{"seconds":2,"system_ms":70,"faults":5,"exits":6},
+            "last_failed":{"seconds":0.5,"system_ms":90,"faults":7,"exits":8}"#);
+        let expected = "snapshots        3 written, 1 failed\n\
+                        came here        from another run; in the 2.00 s before the pause its vCPUs spent 70 ms in KVM \
+                        and the kernel, with 5 faults and 6 exits\n\
+                        latest failure   in the 0.50 s until then its vCPUs spent 90 ms in KVM and the kernel, with 7 \
+                        faults and 8 exits\n";
         assert!(told.ends_with(expected), "{told}");
     }
 

@@ -14,7 +14,7 @@ use wideleaf_run::report::{Counters, ManagerSummary, RamAtEnd, RunReport, Verifi
 
 /// Kernels that compare each word of their memory with its only valid value. All other kernels of the table check
 /// results.
-const WORD_CHECKERS: [&str; 6] = ["balloon", "disk", "gups", "net", "pattern", "phases"];
+const WORD_CHECKERS: [&str; 7] = ["balloon", "devices", "disk", "gups", "net", "pattern", "phases"];
 
 /// Beginning of the manager's reason for having no pages of 1 GiB.
 const NO_GIANT_PAGES: &str = "pages of 1 GiB: ";

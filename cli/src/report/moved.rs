@@ -27,12 +27,16 @@ pub fn recovered(view: &PostCopyView) -> String {
 
 /// What KVM did for a guest before it paused, if that is known.
 pub fn before_pause(before: Option<&BeforePauseView>) -> String {
-    before.map_or(String::new(), |BeforePauseView { seconds, system_ms, faults, exits }| {
-        format!(
-            "; in the {seconds:.2} s before the pause its vCPUs spent {system_ms:.0} ms in KVM and the kernel, with \
-             {faults} faults and {exits} exits"
-        )
-    })
+    before.map_or(String::new(), |before| format!("; {}", paid(before, "before the pause")))
+}
+
+/// What KVM did for a guest until a moment that `until` names.
+pub fn paid(paid: &BeforePauseView, until: &str) -> String {
+    let BeforePauseView { seconds, system_ms, faults, exits } = paid;
+    format!(
+        "in the {seconds:.2} s {until} its vCPUs spent {system_ms:.0} ms in KVM and the kernel, with {faults} faults \
+         and {exits} exits"
+    )
 }
 
 /// RAM that followed a guest.
