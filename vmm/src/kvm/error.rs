@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use wideleaf_memory::region::RamHasOwner;
 
-use super::system::API_VERSION;
+/// Version of the KVM API, the only one that has ever existed (KVM API, 4.1 `KVM_GET_API_VERSION`).
+pub(super) const API_VERSION: i32 = 12;
 
 /// The reasons why KVM refuses a request.
 #[derive(Debug, thiserror::Error)]

@@ -13,9 +13,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use super::KvmError;
-
-/// Version of the KVM API, the only one that has ever existed (KVM API, 4.1 `KVM_GET_API_VERSION`).
-pub const API_VERSION: i32 = 12;
+use super::error::API_VERSION;
 
 /// Path of the KVM device.
 pub const DEVICE: &str = "/dev/kvm";
