@@ -101,7 +101,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     }
     platform.emit(&Message::Region { name: Name::literal("devices"), address: arena.address(), bytes: needed });
     let (mut rest, mut address) = (arena.words(), arena.address());
-    let [of_balloon, of_disk, of_card, of_sockets, of_others] = plan.words(vcpus).map(|words| {
+    let [of_balloon, of_disk, of_card, of_sockets, of_checkers] = plan.words(vcpus).map(|words| {
         let (cut, behind) = rest.split_at(words);
         let at = address;
         (rest, address) = (behind, address + 8 * words as u64);
@@ -122,8 +122,8 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
             2 => balloon.put(balloon::give_until(platform, of_balloon.0, of_balloon.1, &is_over)),
             3 => sockets.put(vsock::echo_until(platform, of_sockets.0, of_sockets.1, &is_over)),
             _ => {
-                let mine = part(of_others.0.len() as u64, vcpu - DRIVERS, vcpus - DRIVERS);
-                let words = &of_others.0[mine.start as usize..mine.end as usize];
+                let mine = part(of_checkers.0.len() as u64, vcpu - DRIVERS, vcpus - DRIVERS);
+                let words = &of_checkers.0[mine.start as usize..mine.end as usize];
                 disk::fill(words, FIRST_GENERATION);
                 checked.fetch_add(disk::check_until(words, &beside, &is_over), Ordering::Relaxed);
             }
@@ -137,8 +137,8 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     FIGURE.emit(platform, frames as f64);
     report::result(platform, Name::literal("given"), given as f64, Name::literal("pages"));
     report::result(platform, Name::literal("echoed"), echoed as f64, Name::literal("bytes"));
-    let written = Written { words: of_others.0.len() as u64, newest_generation: LAST_GENERATION };
-    let others = Checked { address: of_others.1, written, checked: checked.into_inner(), findings: beside };
+    let written = Written { words: of_checkers.0.len() as u64, newest_generation: LAST_GENERATION };
+    let others = Checked { address: of_checkers.1, written, checked: checked.into_inner(), findings: beside };
     let all = [disk, balloon, others];
     match all.iter().find(|part| part.findings.errors() > 0) {
         Some(part) => part.findings.report(platform, part.address, part.written, part.checked),

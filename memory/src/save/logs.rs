@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   log was        during the save                          afterwards
-//!   off            on, for the manager a log of others      off
-//!   on, manager's  borrowed: for the manager one of others  the manager's again, still on
+//!   off            on, for the manager a foreign log        off
+//!   on, manager's  borrowed: for the manager a foreign log  the manager's again, still on
 //!   on, others'    refused: OfOthers
 //! ```
 //!
@@ -14,7 +14,7 @@
 //!
 //! So KVM splits a large mapping when the save comes to its window, not before.
 //!
-//! The manager's guard leaves logs of others alone ([`crate::second_level::guard`]), so a manager that does not rest
+//! The manager's guard leaves foreign logs alone ([`crate::second_level::guard`]), so a manager that does not rest
 //! takes nothing out of these.
 
 use std::collections::BTreeSet;
