@@ -120,6 +120,12 @@ impl Run {
         }
     }
 
+    /// Its report, once it has ended.
+    pub fn report(&self) -> Value {
+        let text = fs::read(self.folder.join(format!("{}.json", self.number))).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
+
     /// How it has ended, if it has.
     ///
     /// # Panics
@@ -129,18 +135,14 @@ impl Run {
             return Some(end.clone());
         }
         let status = self.child.borrow_mut().try_wait().unwrap()?;
-        let report = || -> Value {
-            let text = fs::read(self.folder.join(format!("{}.json", self.number))).unwrap();
-            serde_json::from_slice(&text).unwrap()
-        };
         let log = self.log();
         let end = match status.code() {
             None => End::Killed,
-            Some(0) => match report()["outcome"].as_str().unwrap() {
+            Some(0) => match self.report()["outcome"].as_str().unwrap() {
                 "migrated" => End::Migrated,
                 "stopped" => End::Stopped,
                 "success" => {
-                    let report = report();
+                    let report = self.report();
                     let verified = &report["verification"];
                     assert!(verified["passed"] == true && verified["errors"] == 0, "{report}");
                     End::Finished
