@@ -227,8 +227,8 @@ impl Queue {
         tally.by_purpose()
     }
 
-    /// Does the same as [`Queue::keep_missing`]. After each missing line, the other line of its pair comes into the sets
-    /// too. If it is missing, it goes with the reference to [`Queue::keep_missing_of_pairs`].
+    /// Does the same as [`Queue::keep_missing`]. After each missing line, the other line of its pair comes into the
+    /// sets too. If it is missing, it goes with the reference to [`Queue::keep_missing_of_pairs`].
     #[inline(always)]
     pub(crate) fn keep_missing_and_complete_pairs<T: Lane, const LANES: usize>(
         &mut self,
