@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use crate::program::new_scratch;
-use wideleaf::hook::script::{Trust, text_for};
+use wideleaf::hook::script::{OwnerRules, text_for};
 use wideleaf_control::protocol::{Answer, Envelope, OrdinaryMemory, PoolRequest, Reply, Request};
 use wideleaf_testing::scratch::Scratch;
 
@@ -20,7 +20,7 @@ const UUID: &str = "8d2f4c5e-0f4b-4c3a-9d38-1f0f5a7c2b11";
 
 /// Whether a hook can be installed from the folder of this program.
 fn is_trusted(scratch: &Scratch) -> bool {
-    let trusted = Trust::root_alone().check(&scratch.program());
+    let trusted = OwnerRules::root_alone().check(&scratch.program());
     if let Err(why) = &trusted {
         println!("skipped: {why}");
     }
