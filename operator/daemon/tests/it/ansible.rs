@@ -316,6 +316,9 @@ fn a_host_that_had_wideleaf_before_keeps_its_own_configuration() {
 fn an_upgrade_goes_from_host_to_host_and_stops_at_the_first_that_is_not_well() {
     let prepare = |folder: &Path| {
         let first = package(folder);
+        let again = another(&first, "9.0", "mkdir -p usr/lib/wideleaf && touch usr/lib/wideleaf/again");
+        fs::rename(again, folder.join("wideleaf_again.deb")).unwrap();
+        fs::rename(folder.join("9.0"), folder.join("again")).unwrap();
         another(&first, "9.0", "true");
         another(&first, "9.1", "ln -sf /bin/false usr/bin/wideleafd");
         fs::rename(first, folder.join("wideleaf_first.deb")).unwrap();
@@ -338,6 +341,12 @@ fn an_upgrade_goes_from_host_to_host_and_stops_at_the_first_that_is_not_well() {
     assert!(host.answers());
     let configuration = host.says("wideleafd", &["--check"]);
     assert!(configuration.contains("cpu_share = \"25%\"") && configuration.contains("db*"), "{configuration}");
+    // A package that was built again has the version that is installed, and other files. It is installed also where an
+    // earlier run ended after it had copied the file.
+    host.says("cp", &[deb("again").trim_start_matches("wideleaf_deb="), "/var/lib/wideleaf-ansible/wideleaf.deb"]);
+    let ([a, b], said) = upgrade("again");
+    assert_eq!((a.map(|a| a.failed), b.map(|b| (b.failed, b.changed))), (Some(0), Some((0, 0))), "{said}");
+    assert!(installed() == "9.0" && host.has("/usr/lib/wideleaf/again") && host.answers(), "{said}");
     let ([a, b], said) = upgrade("9.1");
     assert!(a.is_some_and(|a| a.failed == 1) && b.is_none(), "{said}");
 }
