@@ -385,8 +385,8 @@ impl Incoming {
         let _ = self.send(Kind::Failed, &[&why.as_bytes()[..end]], &limit);
     }
 
-    /// Figures of the source, once it has said them. It never waits: the switch holds the lock until the source lets the
-    /// guest go.
+    /// Figures of the source, once it has said them. It never waits: the switch holds the lock until the source lets
+    /// the guest go.
     pub fn figures_of_source(&self) -> Option<Left> {
         self.link.try_lock()?.report.source
     }

@@ -78,8 +78,8 @@ const WORKLOADS: [Workload; 8] = [
     phases("phases 8 GiB", 8, "hot=2G range=2G sparse=512M cold=1G constant=512M phases=1 phase_ms=3600000"),
 ];
 
-/// Time for a guest to fill half of its RAM on base pages, in milliseconds for each GiB of RAM: some Xeons take more than
-/// 4 s under shadow paging.
+/// Time for a guest to fill half of its RAM on base pages, in milliseconds for each GiB of RAM: some Xeons take more
+/// than 4 s under shadow paging.
 const FILLED_AFTER_MS: u64 = 7_000;
 
 const fn gups(name: &'static str, gib: u64, cmdline: &'static str) -> Workload {
