@@ -64,6 +64,10 @@ fn a_guest_that_pre_copy_cannot_move_moves_by_post_copy_onto_huge_pages_and_lose
     let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &[]));
     assert!(code == Some(4) && why.contains("pages that the guest keeps writing"), "{code:?}: {why}");
     assert_eq!(refused.end().0, Some(4));
+    let past = &status(&scratch)["past_saves"];
+    assert_eq!(past["migrations_failed"], 1);
+    let paid = |what: &str| past["last_failed"][what].as_f64();
+    assert!(paid("seconds") > Some(0.0) && paid("exits") > Some(0.0), "it wrote in all rounds: {past}");
 
     let target = target(&scratch);
     let (code, said, why) = end(migrate(&scratch, "unix:move.sock", &["--postcopy"]));

@@ -104,7 +104,12 @@ fn a_migration_goes_on_over_another_connection_and_the_guest_loses_no_word() {
 
     // The target may need RAM as it is.
     scratch.refuses(&["vm", "vm.sock", "reset"], 2, &["cannot reset the VM", "while a part of its RAM was still here"]);
-    assert_eq!(status_of(&scratch, "vm.sock")["past_saves"]["migrations_failed"], 1);
+    let past = &status_of(&scratch, "vm.sock")["past_saves"];
+    assert_eq!((&past["migrations"], &past["migrations_failed"]), (&json!(0), &json!(1)));
+    assert!(past["last_failed"]["exits"].is_u64(), "until the pause: {past}");
+    while status_of(&scratch, "vm2.sock")["past_saves"]["migrations"] != 1 {
+        sleep(AMONG_QUESTIONS);
+    }
 
     let [at_target, at_source] = recovered(&scratch);
     assert_eq!((&at_target["connections_lost"], &at_target["filled_bytes"]), (&json!(1), &at_target["missing_bytes"]));

@@ -216,6 +216,8 @@ fn a_save_that_fails_leaves_the_older_snapshot_and_the_guest_and_no_file() {
     let counts = ["snapshots", "snapshots_failed", "migrations_failed"].map(|name| past[name].as_u64());
     assert_eq!(counts, [1, 1, 0].map(Some));
     assert_eq!((&past["last_pause_ms"], &past["last_before_pause"]), (&saved["pause_ms"], paid));
+    let failed = &past["last_failed"];
+    assert!(failed["exits"].is_u64() && failed["seconds"].as_f64() > Some(0.0), "its rounds cost something: {past}");
     // A client that is killed leaves its folder to the next save.
     let mut client = Running::start(&scratch, &["vm", "vm.sock", "snapshot", "saved", PAUSE]);
     while !scratch.names().iter().any(|name| name.contains(".saving-")) && client.0.try_wait().unwrap().is_none() {}
@@ -320,6 +322,24 @@ fn a_snapshot_on_a_base_has_only_what_changed_and_needs_its_base() {
     assert_eq!(run.end(), (Some(0), String::new()));
     fs::rename(scratch.path("base"), scratch.path("elsewhere")).unwrap();
     scratch.refuses(&["run", "--restore=on", "--no-daemon"], 3, &["cannot restore on", "base"]);
+}
+
+#[test]
+fn a_guest_that_is_saved_at_work_on_a_base_and_that_on_another_one_has_all_of_its_words() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &["pattern", "--memory=128M", "--cmdline=bytes=16M passes=1000"]);
+    for arguments in [&["first"][..], &["second", "--base=first"], &["third", "--base=second", "--stop"]] {
+        save(&scratch, arguments).expect("it has passes left");
+    }
+    assert_eq!(run.end(), (Some(0), String::new()));
+    let run = start(&scratch, &["--restore=third"]);
+    assert_eq!(run.end(), (Some(0), String::new()));
+    let continued = report(&scratch);
+    has_lost_nothing(&continued);
+    assert_eq!(continued["verification"]["checked"], (16_u64 << 20) / 8 * 1001);
 }
 
 #[test]
