@@ -98,8 +98,24 @@ pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {
 
 #[cfg(test)]
 mod tests {
+    use super::made_up::results_of;
     use super::*;
+    use crate::metric::Metric;
+    use crate::report::Report;
     use crate::schedule::{expected_of_all, turns};
+
+    /// `experiment run --arm` makes such results.
+    #[test]
+    fn every_experiment_has_a_report_of_its_first_arm_and_one_other_alone() {
+        for known in ALL {
+            let whole = Experiment { rounds: 1, ..known.define(&HostFacts::of_a_test()) };
+            let last = whole.arms.last().expect("an arm").name.clone();
+            let experiment = whole.with_arms(&[last]);
+            assert!(experiment.cases.iter().all(|case| case.cells.len() == experiment.arms.len()), "{}", known.name());
+            let results = results_of(experiment, |_, _, round| Some((Metric::Figure, f64::from(round))));
+            assert!(!Report::of(&results).sections.is_empty(), "{}", known.name());
+        }
+    }
 
     /// A limit of time instead would end them after fewer rounds than an interval needs.
     #[test]

@@ -176,6 +176,11 @@ pub enum Work {
         /// Owner of the promotion budget.
         budget: BudgetOf,
     },
+    /// Several guests of the built-in image at the same time, each in a QEMU of its own on transparent huge pages.
+    TogetherInQemu {
+        /// Guests, which all start together. The figure of each counts.
+        guests: Vec<GuestInQemu>,
+    },
     /// Guests of QEMU, and an event that takes huge pages from them.
     Disturbed(DisturbedGuests),
     /// A guest that is saved, and continued in one of several ways.
@@ -242,6 +247,15 @@ pub struct GuestAmongOthers {
     pub is_judged: bool,
     /// Arguments for `wideleaf run`, the kernel first, without options about a daemon: the work adds these.
     pub arguments: Vec<String>,
+}
+
+/// One of several guests of QEMU that run at the same time.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct GuestInQemu {
+    /// Name of the guest.
+    pub name: String,
+    /// Guest that QEMU runs.
+    pub guest: Guest,
 }
 
 /// Owner of the promotion budget when several guests run.
@@ -389,6 +403,10 @@ impl Job {
                 let command = |guest: &GuestAmongOthers| format!("wideleaf run {} {daemon}", typed(&guest.arguments));
                 guests.iter().map(command).collect::<Vec<_>>().join(" & ")
             }
+            Work::TogetherInQemu { guests } => {
+                let commands = guests.iter().map(|of| of.guest.qemu_command(QemuRam::Thp));
+                commands.collect::<Vec<_>>().join(" & ")
+            }
             Work::Disturbed(guests) => guests.command(),
             Work::Restored(guest) => guest.command(),
         }
@@ -464,6 +482,15 @@ impl Experiment {
         }
     }
 
+    /// This experiment with only the arms of these names, and with the first one, to which ratios are.
+    #[must_use]
+    pub fn with_arms(self, names: &[String]) -> Experiment {
+        let kept = |(index, arm): (usize, &Arm)| index == 0 || names.contains(&arm.name);
+        let is_kept: Vec<bool> = self.arms.iter().enumerate().map(kept).collect();
+        let cases = self.cases.into_iter().map(|case| Case { cells: only(case.cells, &is_kept), ..case });
+        Experiment { arms: only(self.arms, &is_kept), cases: cases.collect(), ..self }
+    }
+
     /// Path of the other program, if the experiment has jobs for one.
     pub fn other_program(&self) -> Option<&str> {
         let jobs = self.cases.iter().flat_map(|case| &case.cells).filter_map(|cell| match cell {
@@ -496,6 +523,11 @@ impl Experiment {
             Cell::Absent(_) => None,
         }
     }
+}
+
+/// Those of the values that are kept.
+fn only<T>(values: Vec<T>, is_kept: &[bool]) -> Vec<T> {
+    values.into_iter().zip(is_kept).filter(|(_, is_kept)| **is_kept).map(|(value, _)| value).collect()
 }
 
 /// Properties of the host, and the wanted length. An experiment is defined to fit them.
@@ -636,6 +668,32 @@ mod tests {
         assert_eq!(both.other_program(), Some("/b/wide leaf"));
         let versions = ["wideleaf 2", "wideleaf 3"].map(|version| both.is_against("/b/wide leaf", version));
         assert_eq!(versions, [true, false]);
+    }
+
+    #[test]
+    fn an_experiment_of_some_arms_has_their_cells_and_those_of_the_first_arm() {
+        let arms = Arm::all(&[("base", ""), ("auto", ""), ("greedy", ""), ("huge", "")]);
+        let job = |kernel: &str| Cell::of(Job::run(&[kernel], 1.0));
+        let cells = vec![job("of base"), job("of auto"), Cell::Absent("why".into()), job("of huge")];
+        let case = Case { name: "one".into(), unit: "x".into(), working_set_mib: 1, cells: cells.clone() };
+        let experiment = Experiment {
+            name: "e".into(),
+            title: "E".into(),
+            question: String::new(),
+            source: None,
+            rounds: 2,
+            arms,
+            cases: vec![case.clone(), case],
+        };
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            experiment.clone().with_arms(&names)
+        };
+        let some = of(&["huge", "greedy"]);
+        assert_eq!(some.arms.iter().map(|arm| &*arm.name).collect::<Vec<_>>(), ["base", "greedy", "huge"]);
+        let expected = [0, 2, 3].map(|arm: usize| cells[arm].clone());
+        assert!(some.cases.len() == 2 && some.cases.iter().all(|case| case.cells == expected), "{some:?}");
+        assert_eq!(of(&["base"]), of(&[]), "the first is there in any case");
     }
 
     #[test]

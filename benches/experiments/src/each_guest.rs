@@ -32,6 +32,8 @@ pub enum OfGuest<'a> {
     FigureOfWhole,
     /// CPU time of the guest's manager in seconds.
     ManagerCpuS,
+    /// Part of that for a sensor that does not look at each tick, by its name.
+    SensorCpuS(&'a str),
     /// Number of windows that the manager vacated.
     Vacated,
     /// Size of a set of the guest's data, by its name, in MiB.
@@ -48,6 +50,7 @@ impl OfGuest<'_> {
             OfGuest::FigureOfSecondHalf => format!("{guest}: figure of the second half"),
             OfGuest::FigureOfWhole => format!("{guest}: figure of the whole timed part"),
             OfGuest::ManagerCpuS => format!("{guest}: manager's CPU, s"),
+            OfGuest::SensorCpuS(sensor) => format!("{guest}: CPU of the sensor {sensor}, s"),
             OfGuest::Vacated => format!("{guest}: vacated windows"),
             OfGuest::SetMib(set) => format!("{guest}: {set}, MiB"),
             OfGuest::HugeMib(set) => format!("{guest}: {set} on huge pages, MiB"),

@@ -49,6 +49,9 @@ Examples:
     wideleaf-lab experiment run policies --budget 20m --output policies.json
     wideleaf-lab experiment run policies --resume policies.json
 
+  Two arms of one case, with more rounds:
+    wideleaf-lab experiment run consolidation --case 'hot 2 x 256 MiB' --arm auto --rounds 24
+
   The same results again, as Markdown tables:
     wideleaf-lab experiment report policies.json --format markdown
 
@@ -97,6 +100,10 @@ pub struct RunExperimentArgs {
     /// Only this case, one of those that --dry-run shows; may be repeated
     #[arg(long = "case", value_name = "CASE", conflicts_with = "resume")]
     pub cases: Vec<String>,
+
+    /// Only this arm and the first, to which ratios are; one of those that --dry-run shows; may be repeated
+    #[arg(long = "arm", value_name = "ARM", conflicts_with = "resume")]
+    pub arms: Vec<String>,
 
     /// Also make those runs that make the experiment take hours, such as class C of NPB
     #[arg(long, conflicts_with = "resume")]
@@ -219,6 +226,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
         None => {
             experiment.rounds = args.rounds.unwrap_or(experiment.rounds);
             keep_cases(&mut experiment, &args.cases)?;
+            experiment = with_arms(experiment, &args.arms)?;
             if let Some(program) = &args.against {
                 experiment = against::against(experiment, program)?;
             }
@@ -256,14 +264,27 @@ fn left_of(budget: Duration, own_rounds: u32, results: &Results) -> Option<Durat
 /// Keeps only the named cases; all if none is named.
 fn keep_cases(experiment: &mut Experiment, names: &[String]) -> Result<(), Failure> {
     let known: Vec<String> = experiment.cases.iter().map(|case| case.name.clone()).collect();
-    if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
-        return Err(Failure::Usage(format!(
-            "cannot run --case {unknown:?}: there is no such case; the cases are {}",
-            known.join("; ")
-        )));
-    }
+    check_names(names, &known, "case")?;
     experiment.cases.retain(|case| names.is_empty() || names.contains(&case.name));
     Ok(())
+}
+
+/// Keeps only the named arms and the first; all if none is named.
+fn with_arms(experiment: Experiment, names: &[String]) -> Result<Experiment, Failure> {
+    let known: Vec<String> = experiment.arms.iter().map(|arm| arm.name.clone()).collect();
+    check_names(names, &known, "arm")?;
+    Ok(if names.is_empty() { experiment } else { experiment.with_arms(names) })
+}
+
+/// Refuses a name that is not known; `what` is named so, and has an option of that name.
+fn check_names(names: &[String], known: &[String], what: &str) -> Result<(), Failure> {
+    let unknown = names.iter().find(|name| !known.contains(name));
+    unknown.map_or(Ok(()), |unknown| {
+        let known = known.join("; ");
+        Err(Failure::Usage(format!(
+            "cannot run --{what} {unknown:?}: there is no such {what}; the {what}s are {known}"
+        )))
+    })
 }
 
 fn dry_run(experiment: &Experiment) -> Result<(), Failure> {
@@ -304,6 +325,7 @@ fn evidence(args: &EvidenceArgs) -> Result<(), Failure> {
         name: "evidence".into(),
         rounds: None,
         cases: vec![],
+        arms: vec![],
         budget: None,
         output,
         resume,

@@ -14,7 +14,7 @@ use crate::each_guest::{
 use crate::metric::{Better, Metric};
 use crate::peers::Guest;
 use crate::reached::LEGEND;
-use crate::report::common_sections::{interval, number};
+use crate::report::common_sections::{bar_in_words, interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use wideleaf_measure::figures::{Bar, Limit};
@@ -36,8 +36,8 @@ const SECONDS_GUESS: f64 = 16.0;
 /// Tables of the hot guests: name of the case, log2 of the number of words, RAM of each guest in MiB.
 const CASES: [(&str, u32, u64); 2] = [("hot 2 x 128 MiB", 24, 192), ("hot 2 x 256 MiB", 25, 320)];
 
-/// Arms: name, description, options of each guest, owner of the budget.
-const ARMS: [(&str, &str, &[&str], BudgetOf); 5] = [
+/// Arms: name, description, options of each guest, owner of the budget. [`BEST`] has options for each guest.
+const ARMS: [(&str, &str, &[&str], BudgetOf); 6] = [
     ("never", "base pages only", &["--policy", "never"], BudgetOf::Each),
     ("greedy", "greedy in each guest, each with its own budget", &["--policy", "greedy"], BudgetOf::Each),
     (AUTO, "auto in each guest, each with its own budget", &["--policy", "auto"], BudgetOf::Each),
@@ -48,10 +48,21 @@ const ARMS: [(&str, &str, &[&str], BudgetOf); 5] = [
         &["--host-page", "2m", "--policy", "never"],
         BudgetOf::Each,
     ),
+    (
+        BEST,
+        "no manager's choice: the hot guests have huge pages from their first touch, at-fault, the others base pages",
+        &[],
+        BudgetOf::Each,
+    ),
 ];
 const AUTO: &str = "auto";
 const ONE_BUDGET: &str = "auto, one budget";
 const HOST_THP: &str = "host THP, tuned";
+const BEST: &str = "best placement";
+
+/// Sensors of `auto` that do not look at each tick: name in a run's report, heading.
+const SENSORS: [(&str, &str); 3] =
+    [("access", "samples of accesses"), ("guest_tables", "guest's page tables"), ("zero_pages", "search for zeroes")];
 
 /// Largest CPU time of all managers together, in seconds of a run.
 const MANAGERS_CPU_MAX_S: f64 = 0.4;
@@ -115,7 +126,7 @@ impl Catalogued for Consolidation {
             Section { title: "All four".into(), paragraphs: vec![what], tables, plots: vec![] },
             Section {
                 title: "Each guest".into(),
-                tables: vec![speed_of_each(results), cpu_of_each(results), each_guest(results)],
+                tables: vec![speed_of_each(results), cpu_of_each(results), cpu_by_cause(results), each_guest(results)],
                 ..Section::default()
             },
         ]
@@ -150,10 +161,21 @@ fn cell(arm: &str, more: &[&str], budget: BudgetOf, guests: &[(&str, bool, Guest
     if arm == HOST_THP && !host.is_root {
         return Cell::Absent("needs root, to change khugepaged's settings".into());
     }
-    let among = |(name, is_judged, guest): &(&str, bool, Guest)| GuestAmongOthers {
-        name: (*name).into(),
-        is_judged: *is_judged,
-        arguments: guest.arguments().into_iter().chain(more.iter().map(|word| (*word).to_owned())).collect(),
+    if arm == BEST && !host.wants_long_runs {
+        return Cell::Absent("left out for time; `--long` runs it".into());
+    }
+    let among = |(name, is_judged, guest): &(&str, bool, Guest)| {
+        let options = match (arm, *is_judged) {
+            (BEST, true) => &["--policy", "at-fault"][..],
+            (BEST, false) => &["--policy", "never"],
+            _ => more,
+        };
+        let options = options.iter().map(|word| (*word).to_owned());
+        GuestAmongOthers {
+            name: (*name).into(),
+            is_judged: *is_judged,
+            arguments: guest.arguments().into_iter().chain(options).collect(),
+        }
     };
     let khugepaged = (arm == HOST_THP).then_some(KhugepagedSettings::FASTEST);
     let work = Work::Together { guests: guests.iter().map(among).collect(), budget };
@@ -201,7 +223,7 @@ fn most_cpu(results: &Results, arm: &str) -> Option<String> {
     let most = cases.filter_map(|case| middle(results, &case.name, arm, Metric::ManagerCpuS)).reduce(f64::max)?;
     let what = format!("CPU of all managers of a run under {arm}, most of the cases' medians,");
     let bar = Bar::new(what, table::Cell::number(most, 2, "s"), Limit::AtMost(MANAGERS_CPU_MAX_S));
-    Some(format!("{}.", bar.to_string().split_whitespace().collect::<Vec<_>>().join(" ")))
+    Some(bar_in_words(&bar))
 }
 
 /// Rows of all cases in all arms that ran, with the cells that follow the names of case and arm.
@@ -258,6 +280,43 @@ fn cpu_of_each(results: &Results) -> Grid {
     }
 }
 
+/// CPU time of each guest's manager by cause, where it had sensors.
+fn cpu_by_cause(results: &Results) -> Grid {
+    let titles = ["case", "arm", "guest"].map(Column::text).into_iter();
+    let numbers = ["its manager, s"].into_iter().chain(SENSORS.map(|(_, title)| title)).chain(["the rest"]);
+    let mut rows = vec![];
+    for case in &results.experiment.cases {
+        let arms = results.experiment.arms.iter().map(|arm| arm.name.as_str());
+        for (arm, guest) in arms.flat_map(|arm| names(case).into_iter().map(move |guest| (arm, guest))) {
+            let cells = causes(Place { results, case: &case.name, arm }, &guest);
+            rows.extend(cells.map(|cells| [vec![case.name.clone(), arm.to_owned(), guest], cells].concat()));
+        }
+    }
+    Grid {
+        caption: "CPU of each guest's manager by cause in seconds, medians; the rest are looks at page sizes, plans, \
+                  actions"
+            .into(),
+        columns: titles.chain(numbers.map(Column::number)).collect(),
+        rows,
+    }
+}
+
+/// All, each sensor, the rest. `None` of a manager without sensors.
+fn causes(place: Place<'_>, guest: &str) -> Option<Vec<String>> {
+    let middle_of = |values: Vec<f64>| if values.is_empty() { "-".to_owned() } else { number(median(values)) };
+    let seconds = |values: &[(u32, f64)]| values.iter().map(|(_, seconds)| *seconds).collect::<Vec<f64>>();
+    let all = place.values(guest, OfGuest::ManagerCpuS);
+    let sensors = SENSORS.map(|(sensor, _)| place.values(guest, OfGuest::SensorCpuS(sensor)));
+    let of_round = |values: &Vec<(u32, f64)>, round: u32| {
+        values.iter().find(|(of, _)| *of == round).map_or(0.0, |(_, seconds)| *seconds)
+    };
+    let rest = |(round, all): &(u32, f64)| all - sensors.iter().map(|of| of_round(of, *round)).sum::<f64>();
+    let rest: Vec<f64> = all.iter().map(rest).collect();
+    let has_sensors = sensors.iter().any(|of| !of.is_empty());
+    let cells = [seconds(&all)].into_iter().chain(sensors.each_ref().map(|of| seconds(of))).chain([rest]);
+    has_sensors.then(|| cells.map(middle_of).collect())
+}
+
 /// Notes of the first round about each guest.
 fn each_guest(results: &Results) -> Grid {
     let columns = vec![Column::text("case"), Column::text("arm"), Column::text("guests, in the first round")];
@@ -279,13 +338,16 @@ mod tests {
         let experiment = Consolidation.define(&HostFacts { has_daemon: false, ..host() });
         let absent = |cell: &Cell| matches!(cell, Cell::Absent(why) if why.contains("wideleafd"));
         for case in &experiment.cases {
-            assert_eq!(case.cells.iter().map(absent).collect::<Vec<_>>(), [false, false, false, true, false]);
+            assert_eq!(case.cells.iter().map(absent).collect::<Vec<_>>(), [false, false, false, true, false, false]);
         }
     }
 
     #[test]
     fn the_guests_are_the_same_in_all_arms_except_for_their_policy() {
-        let experiment = Consolidation.define(&host());
+        let absent = |cell: &Cell| matches!(cell, Cell::Absent(why) if why.contains("--long"));
+        let left_out = Consolidation.define(&host()).cases.into_iter().flat_map(|case| case.cells).filter(absent);
+        assert_eq!(left_out.count(), 2, "the best placement of both cases");
+        let experiment = Consolidation.define(&HostFacts { wants_long_runs: true, ..host() });
         for case in &experiment.cases {
             let mut programs: Vec<Vec<String>> = Vec::new();
             for cell in &case.cells {
@@ -300,6 +362,10 @@ mod tests {
             programs.dedup();
             assert_eq!(programs.len(), 1, "{programs:?}");
             assert_eq!(programs[0].len(), 4);
+            let Some(Cell::Job(job)) = case.cells.last() else { panic!("the best placement") };
+            let Work::Together { guests, .. } = &job.work else { panic!("four guests") };
+            let policies: Vec<&str> = guests.iter().filter_map(|guest| guest.arguments.last()).map(|p| &**p).collect();
+            assert_eq!(policies, ["at-fault", "at-fault", "never", "never"]);
         }
     }
 
@@ -370,6 +436,21 @@ mod tests {
         let rows = &Consolidation.sections(&results)[1].tables[1].rows;
         let row = rows.iter().find(|row| row[1] == AUTO).expect("it ran");
         assert_eq!(row[2..], ["0.0500", "0.0500", "0.0500", "0.3000", "-", "0.4500", "MISSED"]);
+    }
+
+    #[test]
+    fn the_cpu_of_a_manager_is_shown_by_cause_where_it_has_sensors() {
+        let mut results = of_guests(|_, _| (1.0, 0.5));
+        for run in results.runs.iter_mut().filter(|run| run.arm == AUTO) {
+            let RunOutcome::Measured(measured) = &mut run.outcome else { panic!("measured") };
+            for (sensor, cpu_s) in [("access", 0.25), ("zero_pages", 0.125)] {
+                measured.told.insert(OfGuest::SensorCpuS(sensor).name("idle"), cpu_s);
+            }
+        }
+        let grid = &Consolidation.sections(&results)[1].tables[2];
+        assert_eq!(grid.rows.len(), 2, "one guest in two cases: {:?}", grid.rows);
+        assert_eq!(grid.rows[0][1..], [AUTO, "idle", "0.5000", "0.2500", "-", "0.1250", "0.1250"]);
+        assert_eq!(grid.columns.len(), grid.rows[0].len());
     }
 
     #[test]

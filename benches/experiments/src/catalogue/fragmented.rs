@@ -1,15 +1,17 @@
 //! `fragmented`: the policies on a host with deliberately fragmented free memory. Results are the large pages that
 //! each policy gets, their cost, and the cost of refused attempts.
 
-use super::by_policy::{self, Kernel, kernel, middle};
+use super::by_policy::{self, AUTO, Kernel, kernel, middle};
 use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts};
 use crate::metric::{Better, Metric};
 use crate::peers::Peer;
-use crate::report::common_sections::number;
+use crate::report::common_sections::{bar_in_words, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
+use wideleaf_measure::figures::{Bar, Limit};
 use wideleaf_measure::statistics::{Comparison, Verdict};
+use wideleaf_measure::table;
 
 /// The `fragmented` experiment of the catalogue.
 pub struct Fragmented;
@@ -30,8 +32,11 @@ const KERNELS: [Kernel; 2] = [
 /// Size of each kernel's data. It is equal, so that memory need not be fragmented again between their cases.
 const DATA_MIB: u64 = 128;
 
-/// Remaining huge pages, in percent of the kernel's data.
-const DEGREES: [(&str, u64); 2] = [("half left", 50), ("none left", 0)];
+/// Remaining huge pages, in percent of the kernel's data, and the target: lowest speed of `auto` as a ratio to
+/// `prealloc`, which asks for huge pages before the timed part.
+const DEGREES: [(&str, u64, f64); 2] = [("half left", 50, 1.0), ("none left", 0, 0.95)];
+
+const PREALLOC: &str = "prealloc";
 
 impl Catalogued for Fragmented {
     fn name(&self) -> &'static str {
@@ -44,7 +49,7 @@ impl Catalogued for Fragmented {
 
     fn define(&self, host: &HostFacts) -> Experiment {
         let mut cases = Vec::new();
-        for (degree, percent_left) in DEGREES {
+        for (degree, percent_left, _) in DEGREES {
             for kernel in KERNELS {
                 let left = DATA_MIB / 2 * percent_left / 100;
                 let cells = kernel.cells(&PEERS, kernel.seconds + BREAKING_S, host);
@@ -66,7 +71,7 @@ impl Catalogued for Fragmented {
     }
 
     fn lead(&self, results: &Results) -> Vec<String> {
-        by_policy::lead(results)
+        [by_policy::lead(results), bars(results).iter().map(bar_in_words).collect()].concat()
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
@@ -93,6 +98,18 @@ fn in_pieces(cell: Cell, huge_pages_left: u64, host: &HostFacts) -> Cell {
         Cell::Job(job) => Cell::of(job.with_huge_pages_left(huge_pages_left)),
         absent => absent,
     }
+}
+
+/// The targets of the cases in which both policies ran.
+fn bars(results: &Results) -> Vec<Bar> {
+    let bar = |case: &Case| {
+        let (.., least) = *DEGREES.iter().find(|(degree, ..)| case.name.ends_with(degree))?;
+        let ratios = results.ratios(&case.name, AUTO, PREALLOC, Metric::Figure);
+        let ratio = Comparison::of(&ratios, Better::Higher)?.interval.median;
+        let what = format!("{}, speed, {AUTO} : {PREALLOC}", case.name);
+        Some(Bar::new(what, table::Cell::number(ratio, 3, ""), Limit::AtLeast(least)))
+    };
+    results.experiment.cases.iter().filter_map(bar).collect()
 }
 
 fn what_each_got(results: &Results, case: &Case) -> Grid {
@@ -124,7 +141,6 @@ fn what_each_got(results: &Results, case: &Case) -> Grid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::by_policy::AUTO;
     use super::super::by_policy::tests::{host, made_up};
     use super::*;
     use crate::report::Report;
@@ -148,6 +164,21 @@ mod tests {
         let expected =
             [("GUPS, half left", 32), ("Phases, half left", 32), ("GUPS, none left", 0), ("Phases, none left", 0)];
         assert_eq!(left, expected.map(|(name, left)| (name.to_owned(), vec![left])));
+    }
+
+    #[test]
+    fn the_lead_has_the_target_of_each_case_against_the_policy_that_asks_early() {
+        let results = made_up(&Fragmented, |arm| vec![(Metric::Figure, if arm == AUTO { 0.97 } else { 1.0 })]);
+        let lead = Fragmented.lead(&results);
+        let expected = [
+            "MISSED: GUPS, half left, speed, auto : prealloc 0.970, at least 1.",
+            "MISSED: Phases, half left, speed, auto : prealloc 0.970, at least 1.",
+            "met: GUPS, none left, speed, auto : prealloc 0.970, at least 0.95.",
+            "met: Phases, none left, speed, auto : prealloc 0.970, at least 0.95.",
+        ];
+        assert_eq!(lead[lead.len() - 4..], expected);
+        let alone = made_up(&Fragmented, |arm| if arm == AUTO { vec![(Metric::Figure, 1.0)] } else { vec![] });
+        assert!(!Fragmented.lead(&alone).iter().any(|line| line.contains(PREALLOC)), "nothing to compare with");
     }
 
     #[test]

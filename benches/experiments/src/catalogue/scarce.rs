@@ -10,9 +10,9 @@
 
 use crate::catalogue::Catalogued;
 use crate::definition::{
-    Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, HostFacts, Job, KhugepagedSettings, Work,
+    Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, GuestInQemu, HostFacts, Job, KhugepagedSettings, Work,
 };
-use crate::peers::Guest;
+use crate::peers::{Guest, QEMU};
 use crate::report::Section;
 use crate::results::Results;
 use std::time::Duration;
@@ -60,10 +60,12 @@ const ONE_HOST: &str = "auto, one host";
 const HOST_THP: &str = "host THP, tuned";
 const COVERAGE: &str = "coverage";
 const UTILIZATION: &str = "utilization";
+const QEMU_THP: &str = "QEMU THP";
 const BEST: &str = "best placement";
 
-/// Arms: name, description, options of each guest, owner of the budget. [`BEST`] has options for each guest.
-const ARMS: [(&str, &str, &[&str], BudgetOf); 8] = [
+/// Arms: name, description, options of each guest, owner of the budget. [`BEST`] has options for each guest, and
+/// [`QEMU_THP`] runs no `wideleaf run`.
+const ARMS: [(&str, &str, &[&str], BudgetOf); 9] = [
     (NEVER, "base pages only", &["--policy", "never"], BudgetOf::Each),
     (GREEDY, "greedy in each guest, each with its own budget", &["--policy", "greedy"], BudgetOf::Each),
     (AUTO, "auto in each guest, each with its own budget", &["--policy", "auto"], BudgetOf::Each),
@@ -82,6 +84,12 @@ const ARMS: [(&str, &str, &[&str], BudgetOf); 8] = [
     (COVERAGE, "most accessed windows first, as HawkEye; in each guest", &["--policy", "coverage"], BudgetOf::Each),
     (UTILIZATION, "nearly full windows, as Ingens; in each guest", &["--policy", "utilization"], BudgetOf::Each),
     (
+        QEMU_THP,
+        "QEMU's microvm with the same image on memory-backend-ram, khugepaged at Linux's defaults",
+        &[],
+        BudgetOf::Each,
+    ),
+    (
         BEST,
         "no manager's choice: half of the guests touch their hot set first, at-fault, and have all huge pages there \
          from the start; the other guests have base pages. A lone guest has them on half of its hot set",
@@ -89,6 +97,9 @@ const ARMS: [(&str, &str, &[&str], BudgetOf); 8] = [
         BudgetOf::Each,
     ),
 ];
+
+/// Arms that are left out for time.
+const WITH_LONG: [&str; 3] = [COVERAGE, UTILIZATION, QEMU_THP];
 
 /// Kernel parameters that fill the cold set first, as in all arms but [`BEST`].
 const COLD_FIRST: &str = "cold";
@@ -145,10 +156,18 @@ impl Situation {
         if let Some(why) = self.why_not(arm, budget, host) {
             return Cell::Absent(why);
         }
-        let guests = (0..self.guests).map(|number| self.guest(number, arm, options)).collect();
+        let numbers = 0..self.guests;
+        let work = match arm {
+            QEMU_THP => Work::TogetherInQemu { guests: numbers.map(guest_in_qemu).collect() },
+            _ => Work::Together { guests: numbers.map(|number| self.guest(number, arm, options)).collect(), budget },
+        };
         let beside = if self.blocks_left.is_some() { BREAKING_S } else { 0.0 };
-        let job = Job::of(Work::Together { guests, budget }, SECONDS_GUESS + beside).beside_hog(self.hog);
-        let job = if arm == HOST_THP { job.with_khugepaged(KhugepagedSettings::FASTEST) } else { job };
+        let job = Job::of(work, SECONDS_GUESS + beside).beside_hog(self.hog);
+        let job = match arm {
+            HOST_THP => job.with_khugepaged(KhugepagedSettings::FASTEST),
+            QEMU_THP => job.with_khugepaged(KhugepagedSettings::DEFAULTS),
+            _ => job,
+        };
         Cell::of(match self.blocks_left {
             Some(left) => job.with_huge_pages_left(left),
             None => job,
@@ -164,13 +183,9 @@ impl Situation {
         };
         let more = options.iter().map(|word| (*word).to_owned());
         GuestAmongOthers {
-            name: format!("guest {}", number + 1),
+            name: name(number),
             is_judged: true,
-            arguments: Guest::new("phases", &parameters(first), GUEST_MIB)
-                .arguments()
-                .into_iter()
-                .chain(more)
-                .collect(),
+            arguments: phases(first).arguments().into_iter().chain(more).collect(),
         }
     }
 
@@ -181,7 +196,11 @@ impl Situation {
         let available_mib = host.memory_available_mib;
         (host.why_no_kvm.clone())
             .or_else(|| is(is_scarce && !host.is_root, "needs root, to hold that many pages in pipes"))
-            .or_else(|| is(arm == HOST_THP && !host.is_root, "needs root, to change khugepaged's settings"))
+            .or_else(|| {
+                let changes_khugepaged = [HOST_THP, QEMU_THP].contains(&arm);
+                is(changes_khugepaged && !host.is_root, "needs root, to change khugepaged's settings")
+            })
+            .or_else(|| (arm == QEMU_THP && !host.has_qemu).then(|| format!("{QEMU} is not installed")))
             .or_else(|| {
                 let is_missing = budget == BudgetOf::All && !host.has_daemon;
                 is(is_missing, "wideleafd is not in the directory of this program: build or install it")
@@ -191,7 +210,7 @@ impl Situation {
                 (available_mib < wanted_mib).then_some(why)
             })
             .or_else(|| {
-                let is_left_out = [COVERAGE, UTILIZATION].contains(&arm) && !host.wants_long_runs;
+                let is_left_out = WITH_LONG.contains(&arm) && !host.wants_long_runs;
                 is(is_left_out, "left out for time; `--long` runs it")
             })
             .or_else(|| is(!is_scarce && arm == BEST, "where huge pages suffice, there is nothing to place"))
@@ -210,6 +229,19 @@ fn guests(host: &HostFacts) -> u64 {
 /// Blocks of 2 MiB for half of the hot sets of this number of guests.
 const fn blocks_for_half(guests: u64) -> u64 {
     guests * SET_MIB / 2 / 2
+}
+
+fn name(number: u64) -> String {
+    format!("guest {}", number + 1)
+}
+
+/// The guest of all arms, with the set that is filled first.
+fn phases(first: &str) -> Guest {
+    Guest::new("phases", &parameters(first), GUEST_MIB)
+}
+
+fn guest_in_qemu(number: u64) -> GuestInQemu {
+    GuestInQemu { name: name(number), guest: phases(COLD_FIRST) }
 }
 
 /// Parameters of the kernel, with the set that is filled first.
@@ -356,7 +388,7 @@ mod tests {
             for case in 0..2 {
                 let program = |guest: GuestAmongOthers| guest.arguments[..5].join(" ");
                 let never: Vec<String> = guests_in(&host, case, NEVER).into_iter().map(program).collect();
-                for (arm, ..) in ARMS.iter().filter(|(arm, ..)| *arm != BEST) {
+                for (arm, ..) in ARMS.iter().filter(|(arm, ..)| ![BEST, QEMU_THP].contains(arm)) {
                     let of_arm: Vec<String> = guests_in(&host, case, arm).into_iter().map(program).collect();
                     assert_eq!(of_arm, never, "{arm}");
                 }
@@ -367,6 +399,15 @@ mod tests {
                 // All other parameters are the same.
                 let replaced = |guest: GuestAmongOthers| program(guest).replace("first=hot", "first=cold");
                 assert_eq!(best.into_iter().map(replaced).collect::<Vec<_>>(), never);
+                let arm = ARMS.iter().position(|(arm, ..)| *arm == QEMU_THP).expect("an arm");
+                let experiment = Scarce.define(&host);
+                let Work::TogetherInQemu { guests } = &experiment.job(case, arm).expect("it runs").work else {
+                    panic!("guests of QEMU")
+                };
+                let in_qemu: Vec<String> = guests.iter().map(|of| of.guest.arguments().join(" ")).collect();
+                assert_eq!(in_qemu, never, "the same kernel, parameters and memory");
+                let names: Vec<&str> = guests.iter().map(|of| &*of.name).collect();
+                assert_eq!(names, each_guest::names(&experiment.cases[case]));
             }
         }
     }
@@ -377,12 +418,14 @@ mod tests {
         for (arm, ..) in ARMS {
             assert_eq!([0, 1].map(|case| why_absent(&long, case, arm)), ["", ""], "{arm}");
             let is_left_out = [0, 1].map(|case| why_absent(&host(), case, arm).contains("--long"));
-            assert_eq!(is_left_out, [[COVERAGE, UTILIZATION].contains(&arm); 2], "{arm}");
+            assert_eq!(is_left_out, [WITH_LONG.contains(&arm); 2], "{arm}");
         }
         let user = HostFacts { is_root: false, ..host() };
         assert!(why_absent(&user, 0, NEVER).contains("needs root") && why_absent(&user, 2, NEVER).is_empty());
         let long_user = HostFacts { wants_long_runs: true, ..user };
         assert!(why_absent(&long_user, 2, HOST_THP).contains("khugepaged's settings"));
+        let without_qemu = HostFacts { has_qemu: false, ..long.clone() };
+        assert_eq!(why_absent(&without_qemu, 0, QEMU_THP), format!("{QEMU} is not installed"));
         let without_daemon = HostFacts { has_daemon: false, ..host() };
         assert!(why_absent(&without_daemon, 0, ONE_HOST).contains("wideleafd is not"));
         assert_eq!(why_absent(&without_daemon, 0, AUTO), "");

@@ -5,6 +5,7 @@ use crate::definition::{Arm, Case, Cell, Experiment};
 use crate::metric::{Better, Metric};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::{Environment, Results, RunOutcome};
+use wideleaf_measure::figures::Bar;
 use wideleaf_measure::statistics::{Comparison, Verdict, median_interval};
 
 mod actions;
@@ -73,6 +74,11 @@ fn gives(results: &Results, figure: &str, [arm, to]: [&str; 2]) -> Option<String
             most.0
         ),
     })
+}
+
+/// A target as a sentence: a bar has blanks to be aligned with others.
+pub(crate) fn bar_in_words(bar: &Bar) -> String {
+    format!("{}.", bar.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// The kind of evidence behind the numbers, in a sentence.

@@ -37,6 +37,7 @@ pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> R
         Work::TlbCost { arguments } => prediction::run(arguments, timeout, interrupts),
         Work::Qemu { guest, ram } => qemu::run(guest, *ram, timeout, interrupts),
         Work::Together { guests, budget } => together::run(guests, *budget, timeout, interrupts),
+        Work::TogetherInQemu { guests } => together::in_qemu::run(guests, timeout, interrupts),
         Work::Disturbed(guests) => disturbed::run(guests, timeout, interrupts),
         Work::Restored(guest) => restored::run(guest, kept, interrupts),
     }?;

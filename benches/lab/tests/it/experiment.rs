@@ -179,10 +179,21 @@ fn a_full_disk_loses_no_stored_run() {
 }
 
 #[test]
+fn an_arm_that_is_named_runs_beside_the_first_and_no_other_does() {
+    let scratch = new_scratch();
+    let run = scratch.wideleaf(&[&SHORT[..], &["--arm=huge", "--dry-run"]].concat()).assert().code(0);
+    let text = String::from_utf8(run.get_output().stdout.clone()).unwrap();
+    let arms: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("EP W, ")?.split(':').next()).collect();
+    assert_eq!(arms, ["base", "huge"], "{text}");
+}
+
+#[test]
 fn an_invalid_experiment_or_file_is_refused_in_one_line() {
     let scratch = new_scratch();
     scratch.refuses(&["experiment", "run", "qick"], 2, &["no experiment \"qick\"", "quick"]);
     scratch.refuses(&["experiment", "run", "quick", "--case=EP Z"], 2, &["cannot run --case \"EP Z\"", "EP W"]);
+    let words = ["cannot run --arm \"hugh\"", "the arms are base; auto; huge"];
+    scratch.refuses(&["experiment", "run", "quick", "--arm=hugh"], 2, &words);
     scratch.refuses(
         &["experiment", "run", "quick", "--output=no/such/folder.json"],
         7,

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
-use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, Job, Work};
+use wideleaf_experiments::definition::{
+    Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, GuestInQemu, Job, Work,
+};
 use wideleaf_experiments::disturbance::{DisturbedGuests, Event, Keeper, TO_NEARLY_ALL_S, WATCHED_S};
 use wideleaf_experiments::each_guest::{AT_THE_SAME_TIME, AT_THE_SAME_TIME_MIN_PERCENT, OfGuest};
 use wideleaf_experiments::metric::Metric;
@@ -406,6 +408,28 @@ fn several_guests_at_once_are_a_single_run() {
     match scratch.program().with_file_name("wideleafd").exists() {
         true => assert!(measured(&runs[1]).told[&OfGuest::FigureOfWhole.name("a")] > 0.0),
         false => assert_eq!(failure(&runs[1]), "cannot find wideleafd: it is not in the folder of this program"),
+    }
+}
+
+#[test]
+fn several_guests_of_qemu_at_once_are_a_single_run() {
+    if !has_kvm() || !has_qemu() {
+        return;
+    }
+    let gups_for_two_seconds = Guest::new("gups", "log2_words=20 seconds=2", 64);
+    let guest = |name: &str| GuestInQemu { name: name.into(), guest: gups_for_two_seconds.clone() };
+    let work = Work::TogetherInQemu { guests: vec![guest("a"), guest("b")] };
+    let runs = outcomes(&new_scratch(), vec![("qemu", job(work))]);
+    let both = measured(&runs[0]);
+    assert_eq!(both.notes.len(), 2, "{:?}", both.notes);
+    let may_be_compared = both.told[AT_THE_SAME_TIME] >= AT_THE_SAME_TIME_MIN_PERCENT;
+    for of in ["a", "b"] {
+        let told = |what: OfGuest<'_>| both.told[&what.name(of)];
+        assert!(told(OfGuest::FigureOfWhole) > 0.0, "{:?}", both.told);
+        let figure = both.told.get(&OfGuest::Figure.name(of));
+        assert!(figure.is_none_or(|figure| may_be_compared && *figure > 0.0), "{:?}", both.told);
+        assert_eq!(told(OfGuest::SetMib("table")), 8.0);
+        assert!((0.0..=8.0).contains(&told(OfGuest::HugeMib("table"))), "{:?}", both.told);
     }
 }
 

@@ -7,6 +7,7 @@ use wideleaf_measure::table::Cell;
 
 use super::{AUTO, BEST, COLD, GREEDY, HOST_THP, HOT, NEVER, ONE_HOST, PLENTY};
 use crate::each_guest::{OfGuest, Place, left_out_in_words, names, slower, slower_in_words, total};
+use crate::report::common_sections::bar_in_words;
 use crate::results::Results;
 
 /// Lowest total speed as a ratio to the best placement.
@@ -40,7 +41,7 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
         is_short.then(|| "Fewer than six rounds: no ratio has an interval, and no target is certain.".to_owned());
     let left_out = left_out_in_words(results);
     let notes = left_out.into_iter().chain(short).chain(unequal(results, &cases)).collect();
-    [lost, notes, bars(results, &cases).iter().map(told).collect()].concat()
+    [lost, notes, bars(results, &cases).iter().map(bar_in_words).collect()].concat()
 }
 
 /// By how many huge pages the arms of each scarce case differ at the end, in a sentence; `None` if no run tells, or if
@@ -90,11 +91,6 @@ fn lost_totals(results: &Results, cases: &[&str]) -> Vec<String> {
         Some(format!("{case}, to {arm} {} ({})", to.interval, Equivalence::of(&to).in_words()))
     };
     cases.iter().flat_map(|case| others(results).filter_map(move |arm| row(case, arm))).collect()
-}
-
-/// A target as a sentence: a bar has blanks to be aligned with others.
-fn told(bar: &Bar) -> String {
-    format!("{}.", bar.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// The targets: ratios are judged by their medians, equivalence by the interval.

@@ -10,6 +10,7 @@ use super::{SITUATIONS, THP, WIDELEAFD};
 use crate::disturbance::{FREE_HUGE_PAGES, LOOK_EVERY_MS, TO_NEARLY_ALL_S, WATCHED_S};
 use crate::each_guest::left_out_in_words;
 use crate::metric::{Better, Metric};
+use crate::report::common_sections::bar_in_words;
 use crate::results::Results;
 
 /// Lowest speed that is allowed anywhere, as a ratio to THP.
@@ -143,7 +144,8 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
     let bars = bars(results, &cases);
     let bound = bound(results, &cases);
     let left_out = left_out_in_words(results).into_iter().collect();
-    [vec![lost(results, &cases), speeds(results, &cases)], bars.iter().map(told).collect(), bound, left_out].concat()
+    [vec![lost(results, &cases), speeds(results, &cases)], bars.iter().map(bar_in_words).collect(), bound, left_out]
+        .concat()
 }
 
 /// A note that the last target has only a lower bound, if so.
@@ -153,11 +155,6 @@ fn bound(results: &Results, cases: &[&str]) -> Vec<String> {
     let what = "The times by which coverage comes sooner are lower bounds, because the guest ended before \
                 khugepaged was done";
     if those.is_empty() { vec![] } else { vec![format!("{what}; `--long` waits for it: {}.", those.join(", "))] }
-}
-
-/// A target as a sentence: a bar has blanks to be aligned with others.
-fn told(bar: &Bar) -> String {
-    format!("{}.", bar.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// The rows that wideleafd loses by more than 2 %.

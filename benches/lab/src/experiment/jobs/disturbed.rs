@@ -8,7 +8,6 @@
 //!
 //! Everything ends with this process: QEMU and wideleafd by the kernel, the hog when its input ends.
 
-use std::fmt::Write as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,11 +21,10 @@ use wideleaf_experiments::disturbance::{
 use wideleaf_experiments::each_guest::{AT_THE_SAME_TIME, AT_THE_SAME_TIME_MIN_PERCENT};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
-use wideleaf_kernels::native::measure_tsc_hz;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 
-use super::qemu::{Look, Watch};
+use super::qemu::{Look, Watch, with_clock};
 use super::together::Daemon;
 use super::together::shared_time::{SharedTime, TimedPart};
 use super::wideleaf_run::MIB;
@@ -39,8 +37,6 @@ pub(super) mod guest_messages;
 pub(super) mod machine;
 pub(super) mod monitor;
 
-/// Time over which the frequency of the clock is measured, to 0.01 %.
-const CLOCK_MEASURED_OVER: Duration = Duration::from_millis(50);
 const LOOK_EVERY: Duration = Duration::from_millis(LOOK_EVERY_MS);
 /// Interval at which the consoles are read.
 const PACE: Duration = Duration::from_millis(5);
@@ -60,7 +56,7 @@ const DIRTY_LOG_S: u64 = 1;
 /// Runs the guests until they end.
 pub(super) fn run(work: &DisturbedGuests, timeout: Duration, interrupts: &Interrupts) -> Result<Measured, Failure> {
     let khugepaged_before = khugepaged::cpu_time();
-    let work = &with_clock(work);
+    let work = &DisturbedGuests { guest: with_clock(&work.guest), ..work.clone() };
     let place = Place::make()?;
     let hog = work.event.hog_at_the_start().map(Hog::take).transpose().map_err(Failure::Host)?;
     let daemon = (work.keeper == Keeper::Daemon).then(|| Daemon::start(interrupts)).transpose()?;
@@ -75,14 +71,6 @@ pub(super) fn run(work: &DisturbedGuests, timeout: Duration, interrupts: &Interr
     let cpu = khugepaged_before.and_then(|before| khugepaged::cpu_time()?.checked_sub(before));
     measured.told.extend(cpu.map(|cpu| (KHUGEPAGED_CPU_S.to_owned(), cpu.as_secs_f64())));
     Ok(measured)
-}
-
-/// The work with guests that know the frequency of their clock, which QEMU does not tell them: a guest that measures it
-/// against QEMU's timer cannot on a busy host.
-fn with_clock(work: &DisturbedGuests) -> DisturbedGuests {
-    let mut work = work.clone();
-    write!(work.guest.cmdline, " tsc_hz={}", measure_tsc_hz(CLOCK_MEASURED_OVER)).expect("a string takes all text");
-    work
 }
 
 /// Time at which a run is given up.

@@ -5,6 +5,7 @@
 //!              │ start time                  ▲ looks at RAM, every 50 ms ▲   series, coverage of regions, resident RAM
 //! ```
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -18,6 +19,7 @@ use wideleaf_attach::ram::{self, RamPiece};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
 use wideleaf_experiments::results::{Measured, Sample};
+use wideleaf_kernels::native::measure_tsc_hz;
 use wideleaf_memory::ProcessHost;
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_policies::account::HostBacking;
@@ -25,7 +27,7 @@ use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange};
 use wideleaf_protocol::{Message, parse};
 
 use super::wideleaf_run::{COVERED_PERCENT, MIB, is_timed};
-use crate::image::results::GuestReport;
+use crate::image::results::{GuestPhase, GuestReport};
 use wideleaf::child;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
@@ -33,6 +35,8 @@ use wideleaf_run::undo::TemporaryFolder;
 
 /// Interval between two samples of RAM: a sample of 512 MiB on base pages takes 2 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Time over which the frequency of the clock is measured, to 0.01 %.
+const CLOCK_MEASURED_OVER: Duration = Duration::from_millis(50);
 /// Most bytes that are read from a console: a kernel prints some kilobytes.
 const CONSOLE_BYTES_MAX: u64 = 64 << 20;
 
@@ -43,6 +47,17 @@ pub(super) fn run(
     timeout: Duration,
     interrupts: &Interrupts,
 ) -> Result<Measured, Failure> {
+    Ok(watched(guest, ram, LOOK_EVERY, timeout, interrupts)?.measured())
+}
+
+/// The same, with this interval between two samples of RAM. Returns everything that was observed.
+pub(super) fn watched(
+    guest: &Guest,
+    ram: QemuRam,
+    look_every: Duration,
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<Ended, Failure> {
     let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
     let folder = TemporaryFolder::new().map_err(|error| host("make a temporary folder", &error))?;
     let (image, words) = (folder.path().join("guest.elf"), folder.path().join("words"));
@@ -55,7 +70,7 @@ pub(super) fn run(
     let mut qemu = Qemu(command.spawn().map_err(|error| host("start QEMU", &error))?);
     let lines = listen(qemu.0.stdout.take().expect("a pipe was asked for"));
     let seen = Watch::of(qemu.0.id());
-    let seen = seen.until_it_ends(&lines, began + timeout, interrupts)?;
+    let seen = seen.until_it_ends(&lines, look_every, began + timeout, interrupts)?;
     let seen = seen.ok_or_else(|| Failure::took_longer_than(timeout, "the guest under QEMU"))?;
     qemu.0.wait().map_err(|error| host("wait for QEMU", &error))?;
     let report = GuestReport::of_log(&seen.log()).map_err(|failure| {
@@ -63,7 +78,15 @@ pub(super) fn run(
         failure.during(words.trim().lines().last().unwrap_or(QEMU))
     })?;
     report.judge()?;
-    Ok(measured(&report, &seen, began))
+    Ok(Ended { report, seen, began })
+}
+
+/// The guest with the frequency of its clock, which QEMU does not tell it: a guest that measures it against QEMU's
+/// timer cannot on a busy host.
+pub(super) fn with_clock(guest: &Guest) -> Guest {
+    let mut guest = guest.clone();
+    write!(guest.cmdline, " tsc_hz={}", measure_tsc_hz(CLOCK_MEASURED_OVER)).expect("a string takes all text");
+    guest
 }
 
 /// A process that does not outlive this one.
@@ -113,6 +136,25 @@ pub(super) struct Watch {
 struct Seen {
     lines: Vec<(Instant, String)>,
     looks: Vec<Look>,
+    /// Names of the kernel's sets of data.
+    sets: Vec<String>,
+    /// What each look found of them, in their order.
+    of_sets: Vec<Vec<OfSet>>,
+}
+
+/// Windows of one set of the kernel's data, and the number of large ones among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct OfSet {
+    pub(super) windows: u64,
+    pub(super) windows_large: u64,
+}
+
+/// A guest that has ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    report: GuestReport,
+    seen: Seen,
+    began: Instant,
 }
 
 /// State of RAM at one instant.
@@ -138,6 +180,7 @@ impl Watch {
     fn until_it_ends(
         mut self,
         lines: &Receiver<(Instant, String)>,
+        look_every: Duration,
         deadline: Instant,
         interrupts: &Interrupts,
     ) -> Result<Option<Seen>, Failure> {
@@ -148,13 +191,19 @@ impl Watch {
             interrupts.check()?;
             match lines.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
                 Ok((at, line)) => {
-                    data.extend(region(&line));
+                    if let Some((name, range)) = region(&line) {
+                        seen.sets.push(name);
+                        data.push(range);
+                    }
                     seen.lines.push((at, line));
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(Some(seen)),
                 Err(RecvTimeoutError::Timeout) => {
-                    seen.looks.extend(self.look(&data));
-                    next_look = Instant::now() + LOOK_EVERY;
+                    if let Some((look, of_sets)) = self.look_at_sets(&data) {
+                        seen.looks.push(look);
+                        seen.of_sets.push(of_sets);
+                    }
+                    next_look = Instant::now() + look_every;
                 }
             }
             if Instant::now() > deadline {
@@ -165,6 +214,11 @@ impl Watch {
 
     /// Samples RAM; `None` before the process has RAM, or after it has lost it.
     pub(super) fn look(&mut self, data: &[GpaRange]) -> Option<Look> {
+        self.look_at_sets(data).map(|(look, _)| look)
+    }
+
+    /// The same, with what was found of each set of data.
+    fn look_at_sets(&mut self, data: &[GpaRange]) -> Option<(Look, Vec<OfSet>)> {
         if self.ram.is_empty() {
             let process = find::with_pid(&Places::default(), self.pid).ok()?;
             self.ram = ram::map(&process, None).pieces;
@@ -173,27 +227,32 @@ impl Watch {
         let host = self.host.as_ref()?;
         let at = Instant::now();
         let mut look = Look { at, backing: HostBacking::default(), windows: 0, windows_large: 0, resident: None };
+        let mut of_sets = vec![OfSet::default(); data.len()];
         for piece in &self.ram {
             for WindowBacking { window, resident, backing } in
                 self.sensor.sample(host, piece.range, piece.kind.fixed_page()).ok()?
             {
                 look.backing.add_window(resident, backing);
-                if data.iter().any(|range| range.windows().any(|of| of == window)) {
-                    look.windows += 1;
-                    look.windows_large += u64::from(matches!(backing, Backing::Huge2M | Backing::Giant1G));
+                if let Some(set) = data.iter().position(|range| range.windows().any(|of| of == window)) {
+                    of_sets[set].windows += 1;
+                    of_sets[set].windows_large += u64::from(matches!(backing, Backing::Huge2M | Backing::Giant1G));
                 }
             }
         }
+        look.windows = of_sets.iter().map(|of| of.windows).sum();
+        look.windows_large = of_sets.iter().map(|of| of.windows_large).sum();
         look.resident = resident(&fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?);
         // A process that ends loses its RAM first.
-        (look.backing.resident() > Bytes::ZERO).then_some(look)
+        (look.backing.resident() > Bytes::ZERO).then_some((look, of_sets))
     }
 }
 
-/// Region of the kernel's data that a line reports.
-fn region(line: &str) -> Option<GpaRange> {
+/// Region of the kernel's data that a line reports, with its name.
+fn region(line: &str) -> Option<(String, GpaRange)> {
     match parse(line)?.ok()? {
-        Message::Region { address, bytes, .. } => GpaRange::new(Gpa::new(address), Bytes::new(bytes)),
+        Message::Region { name, address, bytes } => {
+            Some((name.as_str().to_owned(), GpaRange::new(Gpa::new(address), Bytes::new(bytes))?))
+        }
         _ => None,
     }
 }
@@ -219,33 +278,61 @@ impl Seen {
     }
 }
 
-/// Measurements from the guest's output and the samples together.
-fn measured(report: &GuestReport, seen: &Seen, began: Instant) -> Measured {
-    let timed = report.phases.iter().filter(|phase| is_timed(&phase.name));
-    let seconds = |phase: &&crate::image::results::GuestPhase| phase.seconds.unwrap_or(0.0);
-    let timed = timed.max_by(|a, b| seconds(a).total_cmp(&seconds(b)));
-    let name = timed.map(|phase| phase.name.as_str());
-    let begin = seen.when(|m| matches!(m, Message::Begin { phase, .. } if Some(phase.as_str()) == name));
-    let end = seen.when(|m| matches!(m, Message::End { phase, .. } if Some(phase.as_str()) == name));
-    let mut measured = Measured::default();
-    let mut put = |metric, value: Option<f64>| measured.metrics.extend(value.map(|value| (metric, value)));
-    put(Metric::Figure, report.figure.as_ref().map(|figure| figure.value));
-    put(Metric::Seconds, report.results.get("seconds").map(|s| s.value).or(timed.and_then(|phase| phase.seconds)));
-    let first = seen.lines.iter().find(|(_, line)| parse(line).is_some());
-    put(Metric::FirstByteMs, first.map(|(at, _)| (*at - began).as_secs_f64() * 1e3));
-    let covered = |look: &&Look| look.windows > 0;
-    let percent = |look: &Look| look.windows_large as f64 * 100.0 / look.windows as f64;
-    let last = end.and_then(|end| seen.looks.iter().rfind(|look| look.at <= end));
-    put(Metric::ResidentMib, last.and_then(|look| look.resident).map(|bytes| bytes.get() as f64 / MIB));
-    put(Metric::CoveragePercent, last.filter(covered).map(percent));
-    let reached = seen.looks.iter().filter(covered).find(|look| percent(look) >= COVERED_PERCENT);
-    let after = |at: Instant| begin.map(|begin| at.saturating_duration_since(begin).as_secs_f64());
-    put(Metric::TimeToCoverageS, reached.and_then(|look| after(look.at)));
-    put(Metric::GapP99Us, report.gaps.iter().map(|gap| gap.p99_ns as f64 / 1e3).reduce(f64::max));
-    put(Metric::GapMaxUs, report.gaps.iter().map(|gap| gap.max_ns as f64 / 1e3).reduce(f64::max));
-    measured.series =
-        begin.map(|begin| seen.looks.iter().map(|look| sample(look, begin)).collect()).unwrap_or_default();
-    measured
+impl Ended {
+    /// Lines of its console, with the time at which each came.
+    pub(super) fn lines(&self) -> &[(Instant, String)] {
+        &self.seen.lines
+    }
+
+    /// Its timed part: the longest with work that is neither set-up nor a check.
+    pub(super) fn timed(&self) -> Option<&GuestPhase> {
+        let timed = self.report.phases.iter().filter(|phase| is_timed(&phase.name));
+        let seconds = |phase: &&GuestPhase| phase.seconds.unwrap_or(0.0);
+        timed.max_by(|a, b| seconds(a).total_cmp(&seconds(b)))
+    }
+
+    /// Arrival times of the lines that begin and end the timed part.
+    fn begin_and_end(&self) -> [Option<Instant>; 2] {
+        let name = self.timed().map(|phase| phase.name.as_str());
+        [
+            self.seen.when(|m| matches!(m, Message::Begin { phase, .. } if Some(phase.as_str()) == name)),
+            self.seen.when(|m| matches!(m, Message::End { phase, .. } if Some(phase.as_str()) == name)),
+        ]
+    }
+
+    /// Its sets of data by name, as the last look before the end of the timed part found them. Empty without a look.
+    pub(super) fn sets(&self) -> Vec<(&str, OfSet)> {
+        let [_, Some(end)] = self.begin_and_end() else { return vec![] };
+        let last = self.seen.looks.iter().rposition(|look| look.at <= end);
+        let of_sets = last.map_or(&[][..], |last| &self.seen.of_sets[last]);
+        self.seen.sets.iter().map(String::as_str).zip(of_sets.iter().copied()).collect()
+    }
+
+    /// Measurements from the guest's output and the samples together.
+    pub(super) fn measured(&self) -> Measured {
+        let Ended { report, seen, began } = self;
+        let timed = self.timed();
+        let [begin, end] = self.begin_and_end();
+        let mut measured = Measured::default();
+        let mut put = |metric, value: Option<f64>| measured.metrics.extend(value.map(|value| (metric, value)));
+        put(Metric::Figure, report.figure.as_ref().map(|figure| figure.value));
+        put(Metric::Seconds, report.results.get("seconds").map(|s| s.value).or(timed.and_then(|phase| phase.seconds)));
+        let first = seen.lines.iter().find(|(_, line)| parse(line).is_some());
+        put(Metric::FirstByteMs, first.map(|(at, _)| (*at - *began).as_secs_f64() * 1e3));
+        let covered = |look: &&Look| look.windows > 0;
+        let percent = |look: &Look| look.windows_large as f64 * 100.0 / look.windows as f64;
+        let last = end.and_then(|end| seen.looks.iter().rfind(|look| look.at <= end));
+        put(Metric::ResidentMib, last.and_then(|look| look.resident).map(|bytes| bytes.get() as f64 / MIB));
+        put(Metric::CoveragePercent, last.filter(covered).map(percent));
+        let reached = seen.looks.iter().filter(covered).find(|look| percent(look) >= COVERED_PERCENT);
+        let after = |at: Instant| begin.map(|begin| at.saturating_duration_since(begin).as_secs_f64());
+        put(Metric::TimeToCoverageS, reached.and_then(|look| after(look.at)));
+        put(Metric::GapP99Us, report.gaps.iter().map(|gap| gap.p99_ns as f64 / 1e3).reduce(f64::max));
+        put(Metric::GapMaxUs, report.gaps.iter().map(|gap| gap.max_ns as f64 / 1e3).reduce(f64::max));
+        measured.series =
+            begin.map(|begin| seen.looks.iter().map(|look| sample(look, begin)).collect()).unwrap_or_default();
+        measured
+    }
 }
 
 fn sample(look: &Look, begin: Instant) -> Sample {
@@ -288,16 +375,22 @@ mod tests {
             let resident = Some(mib(100 + index as u64));
             Look { at: at(100 * index + 50), backing, windows: 4, windows_large: *large, resident }
         };
-        Seen { lines: lines.collect(), looks: large.iter().enumerate().map(look).collect() }
+        let looks = large.iter().enumerate().map(look).collect();
+        let of_sets = large.iter().map(|large| vec![OfSet { windows: 4, windows_large: *large }]).collect();
+        Seen { lines: lines.collect(), looks, sets: vec!["table".into()], of_sets }
+    }
+
+    fn ended(began: Instant, large: &[u64]) -> Ended {
+        let seen = seen(began, large);
+        Ended { report: GuestReport::of_log(&seen.log()).expect("a whole run"), seen, began }
     }
 
     #[test]
     fn samples_count_from_the_begin_of_the_timed_part_to_its_end() {
         let began = Instant::now();
         // The timed part is `update`, although `init` is longer: its lines are the fifth and the sixth.
-        let seen = seen(began, &[0, 0, 0, 0, 3, 4, 1]);
-        let report = GuestReport::of_log(&seen.log()).expect("a whole run");
-        let measured = measured(&report, &seen, began);
+        let ended = ended(began, &[0, 0, 0, 0, 3, 4, 1]);
+        let measured = ended.measured();
         let value = |metric| measured.metrics.get(&metric).map(|value| (value * 1e3).round() / 1e3);
         assert_eq!(value(Metric::FirstByteMs), Some(100.0));
         assert_eq!((value(Metric::Figure), value(Metric::Seconds)), (Some(0.05), Some(2.0)));
@@ -307,14 +400,13 @@ mod tests {
         assert_eq!(value(Metric::ResidentMib), Some(105.0));
         assert_eq!(measured.series.len(), 7);
         assert!((measured.series[0].at_s + 0.45).abs() < 1e-9, "times before the begin are negative");
+        assert_eq!(ended.sets(), [("table", OfSet { windows: 4, windows_large: 4 })], "at the end of the timed part");
     }
 
     #[test]
     fn coverage_that_is_never_reached_has_no_time() {
         let began = Instant::now();
-        let seen = seen(began, &[0, 0, 0, 0, 3, 3]);
-        let report = GuestReport::of_log(&seen.log()).expect("a whole run");
-        let metrics = measured(&report, &seen, began).metrics;
+        let metrics = ended(began, &[0, 0, 0, 0, 3, 3]).measured().metrics;
         assert_eq!(metrics.get(&Metric::CoveragePercent), Some(&75.0));
         assert_eq!(metrics.get(&Metric::TimeToCoverageS), None);
     }

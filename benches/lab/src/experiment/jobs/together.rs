@@ -30,6 +30,7 @@ use shared_time::{SharedTime, TimedPart};
 use wideleaf::child;
 use wideleaf_policies::PageSize;
 
+pub(super) mod in_qemu;
 pub(super) mod shared_time;
 
 /// The daemon's program, in the folder of this program.
@@ -73,17 +74,23 @@ fn run_beside(
             .and_then(|report| GuestRun::of(&guest.name, &report, ended_s))
             .map_err(|failure| failure.during(&guest.name))
     };
-    let ended: Vec<Result<GuestRun, Failure>> = thread::scope(|scope| {
-        let running: Vec<_> = guests.iter().map(|guest| scope.spawn(move || one(guest))).collect();
-        running.into_iter().map(|run| run.join().expect("a run returns its failure")).collect()
-    });
-    let mut together = together(guests, ended.into_iter().collect::<Result<_, _>>()?);
+    let mut together = together(guests, all(guests, one)?);
     daemon.as_mut().map_or(Ok(()), Daemon::check)?;
     if let Some(cpu) = daemon.as_ref().and_then(Daemon::cpu_time) {
         *together.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();
         together.told.insert(DAEMON_CPU_S.to_owned(), cpu.as_secs_f64());
     }
     Ok(together)
+}
+
+/// Runs all of them at once, each in a thread. Returns the first failure in their order, when all have ended.
+fn all<G: Sync>(guests: &[G], one: impl Fn(&G) -> Result<GuestRun, Failure> + Sync) -> Result<Vec<GuestRun>, Failure> {
+    let one = &one;
+    let ended: Vec<Result<GuestRun, Failure>> = thread::scope(|scope| {
+        let running: Vec<_> = guests.iter().map(|guest| scope.spawn(move || one(guest))).collect();
+        running.into_iter().map(|run| run.join().expect("a run returns its failure")).collect()
+    });
+    ended.into_iter().collect()
 }
 
 /// A guest after its run.
@@ -163,7 +170,9 @@ fn told(guest: &str, report: &RunReport, measured: &Measured) -> BTreeMap<String
         let huge = (OfGuest::HugeMib(&set.name), Some(mib(set.windows_host_large)));
         [(OfGuest::SetMib(&set.name), Some(mib(set.windows))), huge]
     });
-    let all = of_guest.into_iter().chain(of_sets);
+    let sensors = report.manager.sensors.iter();
+    let of_sensors = sensors.map(|(sensor, work)| (OfGuest::SensorCpuS(sensor), Some(work.cpu_s)));
+    let all = of_guest.into_iter().chain(of_sets).chain(of_sensors);
     all.filter_map(|(what, value)| Some((what.name(guest), value?))).collect()
 }
 
@@ -303,7 +312,7 @@ pub(in crate::experiment) fn program() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ::wideleaf_run::report::Phase;
+    use ::wideleaf_run::report::{Phase, SensorSummary};
 
     fn guest(name: &str, is_judged: bool) -> GuestAmongOthers {
         GuestAmongOthers { name: name.into(), is_judged, arguments: vec![] }
@@ -357,6 +366,17 @@ mod tests {
         let mut report =
             RunReport { regions: vec![region("hot_range", 8, 6), region("cold", 4, 0)], ..RunReport::default() };
         report.manager.cpu_s = 0.25;
+        let access = SensorSummary {
+            samples: 1,
+            windows: 9,
+            latest_windows: 9,
+            ticks_without: 0,
+            claimed: 0,
+            not_run: 0,
+            waits: 0,
+            cpu_s: 0.125,
+        };
+        report.manager.sensors = [("access".to_owned(), access)].into();
         report.manager.outcomes = [("vacate.done".to_owned(), 3), ("vacate.refused_busy".to_owned(), 9)].into();
         let one = measured(&[(Metric::Figure, 3.0)]);
         let each = ["hot a", "hot b"].map(|name| Measured { told: told(name, &report, &one), ..one.clone() });
@@ -365,6 +385,7 @@ mod tests {
         for of in ["hot a", "hot b"] {
             let numbers = [OfGuest::FigureOfWhole, OfGuest::Vacated, OfGuest::ManagerCpuS];
             assert_eq!(numbers.map(|what| value(what, of)), [3.0, 3.0, 0.25].map(Some));
+            assert_eq!(value(OfGuest::SensorCpuS("access"), of), Some(0.125));
             assert_eq!(["hot_range", "cold"].map(|set| value(OfGuest::HugeMib(set), of)), [Some(12.0), Some(0.0)]);
             assert_eq!(["hot_range", "cold"].map(|set| value(OfGuest::SetMib(set), of)), [Some(16.0), Some(8.0)]);
         }

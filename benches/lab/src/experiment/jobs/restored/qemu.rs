@@ -1,6 +1,5 @@
 //! QEMU's own save to a file and restore of the same guest.
 
-use std::fmt::Write as _;
 use std::fs::File;
 use std::path::PathBuf;
 use std::thread;
@@ -10,7 +9,6 @@ use serde_json::{Value, json};
 use wideleaf_experiments::disturbance::{DisturbedGuests, Event, Keeper};
 use wideleaf_experiments::peers::QemuRam;
 use wideleaf_experiments::restoring::{DISK_MIB, HOT_MIB, PAUSE_MS, RestoredGuest, SAVE_ROUNDS, SAVE_S, STORED_MIB};
-use wideleaf_kernels::native::measure_tsc_hz;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 
@@ -18,11 +16,9 @@ use super::file::disk_mib;
 use super::{BESIDE, Continued, Look, PACE};
 use crate::experiment::jobs::disturbed::guest_messages::{GuestMessages, Names};
 use crate::experiment::jobs::disturbed::machine::{Machine, Place};
-use crate::experiment::jobs::qemu::Watch;
+use crate::experiment::jobs::qemu::{Watch, with_clock};
 use crate::experiment::jobs::wideleaf_run::MIB;
 
-/// Time over which the frequency of the clock is measured, to 0.01 %.
-const CLOCK_MEASURED_OVER: Duration = Duration::from_millis(50);
 /// Work of the guest in its phase before it is saved.
 const BEFORE: Duration = Duration::from_secs(2);
 /// Speed of a save to a file, in bytes a second: no limit.
@@ -56,10 +52,9 @@ impl SavedFile {
     }
 }
 
-/// The guest as other jobs start it, with the frequency of its clock, which QEMU does not tell it.
+/// The guest as other jobs start it, with the frequency of its clock.
 fn guests(work: &RestoredGuest) -> DisturbedGuests {
-    let mut guest = work.guest.clone();
-    write!(guest.cmdline, " tsc_hz={}", measure_tsc_hz(CLOCK_MEASURED_OVER)).expect("a string takes all text");
+    let guest = with_clock(&work.guest);
     DisturbedGuests { guest, count: 1, ram: QemuRam::Thp, keeper: Keeper::Kernel, event: Event::Restore }
 }
 
