@@ -12,6 +12,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange};
 use wideleaf_protocol::{Message, Status, parse};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
+use crate::moved::Mark;
 use crate::scenario::{Ended, Waiting};
 
 /// Time limit for each phase; a guest that exceeds it hangs.
@@ -132,6 +133,13 @@ impl Guest {
     /// [`Ended`] if the updates do not begin.
     pub fn updates_begin(&self, waiting: &Waiting) -> Result<(), Ended> {
         waiting.until("the guest's first update", GUEST_TIMEOUT, PACE, || !self.output().marks.is_empty())
+    }
+
+    /// Marks of the guest's updates so far: seconds by its clock, and the number of completed updates.
+    pub fn marks(&self) -> Vec<Mark> {
+        let output = self.output();
+        let hz = output.tsc_hz as f64;
+        output.marks.iter().map(|(tsc, done)| (*tsc as f64 / hz, *done)).collect()
     }
 
     /// Waits until a guest with the kernel `pattern` has checked all its words: the second report from now on ends a

@@ -48,14 +48,14 @@ impl MovedSpeeds {
     }
 }
 
-/// Units per second between the first and the last mark.
-fn rate(marks: &[Mark]) -> Option<f64> {
+/// Units per second between the first and the last mark. `None` without time between them.
+pub fn rate(marks: &[Mark]) -> Option<f64> {
     let ((begin_s, begin), (end_s, end)) = (*marks.first()?, *marks.last()?);
     (end_s > begin_s).then(|| end.saturating_sub(begin) as f64 / (end_s - begin_s))
 }
 
-/// The lowest rate from any mark to the first one that is [`SLOWEST_S`] later.
-fn slowest(marks: &[Mark]) -> Option<f64> {
+/// The lowest rate from any mark to the first one that is 0.1 s later. `None` if no mark is.
+pub fn slowest(marks: &[Mark]) -> Option<f64> {
     let rate_from = |first: usize| {
         let end_s = marks[first].0 + SLOWEST_S;
         let last = marks.iter().position(|(at_s, _)| *at_s >= end_s)?;

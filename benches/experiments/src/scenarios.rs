@@ -25,7 +25,7 @@ const fn scenario(name: &'static str, question: &'static str, minutes: Option<u3
 }
 
 /// All scenarios, in the order of the list.
-pub const ALL: [Scenario; 20] = [
+pub const ALL: [Scenario; 21] = [
     scenario("swap", "how fast is a promotion by swap, compared with collapse and memcpy?", None),
     scenario("trade", "what does it take to give a cold window's huge page to a hot one?", None),
     scenario("giant", "how long does a move to 1 GiB and back pause a guest that writes?", Some(1)),
@@ -35,6 +35,7 @@ pub const ALL: [Scenario; 20] = [
     scenario("khugepaged", "how much faster than khugepaged is `auto`, and at what CPU time?", Some(3)),
     scenario("sensing", "what does sensing cost a guest and the host?", Some(4)),
     scenario("first_seconds", "what does `auto` cost a guest that gains nothing by it, in its first seconds?", Some(6)),
+    scenario("dip", "how slow is a guest while it is promoted, and what does that cost over 30 s?", Some(7)),
     scenario("returns", "how soon is a hot set on 2 MiB pages again after it was made small?", Some(2)),
     scenario("restore_ram", "how fast is RAM filled into huge pages, compared with copies of pages?", Some(1)),
     scenario("moves", "how long do saves and migrations pause a guest at work, and how slow is it?", Some(3)),
