@@ -146,7 +146,9 @@ fn a_buyer_that_has_ended_got_no_page_and_one_that_came_does_not_hide_those_that
     let [hot, cold, other] =
         [(1, "hot"), (2, "cold"), (3, "other")].map(|(pid, name)| Run::register(&bench, pid, name, mib(200)));
     let holds = bids(None, &[(0, 0, 90)]);
-    let wants = |run: &Run<'_>, wanted| drop(run.tells(Some(bids(Some(0), &[(HOT, wanted, 0)]))));
+    let wants = |run: &Run<'_>, wanted| {
+        run.tells(Some(bids(Some(0), &[(HOT, wanted, 0)])));
+    };
     let allowed_at = |second| {
         bench.tick_at(second);
         cold.tells(Some(holds.clone())).map(|(_, may_vacate)| may_vacate)

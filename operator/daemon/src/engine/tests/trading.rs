@@ -150,5 +150,5 @@ fn trade_with_reports_each(quarters: u64) {
 /// Runs report four times a second while there is a price, and each second without one.
 #[test]
 fn a_hot_guest_gets_the_pages_that_a_cold_one_gives_at_the_price_of_their_bids() {
-    [1, 4].map(trade_with_reports_each);
+    [1, 4].into_iter().for_each(trade_with_reports_each);
 }
