@@ -164,8 +164,8 @@ fn shuttled(kind: BackingKind, vcpus: u8) {
     }
 }
 
-/// Samples, promotes and splits the windows of a guest, and asserts that `mechanism` promoted them and the other one
-/// never did.
+/// Samples, promotes and splits the windows of a guest, and asserts that `mechanism` promoted them, and the other one at
+/// most those that the kernel split again on the way.
 fn shuttled_beside_samples(vcpus: u8, mechanism: &str, other: &str) {
     let report = run(&SAMPLING_SHUTTLE, BackingKind::Anon, PageSize::Base4K, vcpus);
     let outcomes = &report.manager.outcomes;
@@ -173,7 +173,7 @@ fn shuttled_beside_samples(vcpus: u8, mechanism: &str, other: &str) {
     assert!(report.manager.unanswered.is_empty(), "{:?}", report.manager.unanswered);
     let by = |mechanism: &str| count(&report, &format!("{mechanism}.done"));
     assert!(by(mechanism) >= 8 && by("split") > 0, "{outcomes:?}");
-    assert_eq!(by(other), 0, "{outcomes:?}");
+    assert!(by(other) <= count(&report, &format!("{mechanism}.refused_not_observed")), "{outcomes:?}");
 }
 
 fn swapped(vcpus: u8) {
