@@ -164,8 +164,8 @@ fn shuttled(kind: BackingKind, vcpus: u8) {
     }
 }
 
-/// Samples, promotes and splits the windows of a guest, and asserts that `mechanism` promoted them, and the other one at
-/// most those that the kernel split again on the way.
+/// Samples, promotes and splits the windows of a guest, and asserts that `mechanism` promoted them, and the other one
+/// at most those that the kernel split again on the way.
 fn shuttled_beside_samples(vcpus: u8, mechanism: &str, other: &str) {
     let report = run(&SAMPLING_SHUTTLE, BackingKind::Anon, PageSize::Base4K, vcpus);
     let outcomes = &report.manager.outcomes;
