@@ -645,19 +645,17 @@ mod tests {
         assert_eq!(job.command(), r"wideleaf run gups --cmdline 'log2_words=25 seed=it'\''s'");
     }
 
+    fn of_two_rounds(arms: Vec<Arm>, cases: Vec<Case>) -> Experiment {
+        let (name, title) = ("e".into(), "E".into());
+        Experiment { name, title, question: String::new(), source: None, rounds: 2, arms, cases }
+    }
+
     #[test]
     fn a_comparison_of_two_programs_puts_each_arm_next_to_its_twin() {
         let arm = |name: &str| Arm { name: name.into(), summary: "it".into() };
         let case = |cells| Case { name: "one".into(), unit: "x".into(), working_set_mib: 1, cells };
-        let experiment = Experiment {
-            name: "e".into(),
-            title: "E".into(),
-            question: String::new(),
-            source: None,
-            rounds: 2,
-            arms: vec![arm("base"), arm("auto")],
-            cases: vec![case(vec![Cell::of(Job::run(&["gups"], 1.0)), Cell::Absent("why".into())])],
-        };
+        let cells = vec![Cell::of(Job::run(&["gups"], 1.0)), Cell::Absent("why".into())];
+        let experiment = of_two_rounds(vec![arm("base"), arm("auto")], vec![case(cells)]);
         let both = experiment.against("/b/wide leaf", "wideleaf 2");
         let names: Vec<&str> = both.arms.iter().map(|arm| arm.name.as_str()).collect();
         assert_eq!(names, ["base", "base (B)", "auto", "auto (B)"]);
@@ -676,15 +674,7 @@ mod tests {
         let job = |kernel: &str| Cell::of(Job::run(&[kernel], 1.0));
         let cells = vec![job("of base"), job("of auto"), Cell::Absent("why".into()), job("of huge")];
         let case = Case { name: "one".into(), unit: "x".into(), working_set_mib: 1, cells: cells.clone() };
-        let experiment = Experiment {
-            name: "e".into(),
-            title: "E".into(),
-            question: String::new(),
-            source: None,
-            rounds: 2,
-            arms,
-            cases: vec![case.clone(), case],
-        };
+        let experiment = of_two_rounds(arms, vec![case.clone(), case]);
         let of = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             experiment.clone().with_arms(&names)
