@@ -85,6 +85,24 @@ pub fn is_remote(vm: &VmSnapshot, row: usize) -> bool {
     has_nodes(vm) && home(vm, row).is_some_and(|home| vm.node[row].most().is_some_and(|node| node != home))
 }
 
+/// Node from which a huge page for the window has to come, so that its memory lies where it belongs; `None` if the node
+/// makes no difference, or is not known.
+pub fn node_of_page(vm: &VmSnapshot, row: usize) -> Option<NodeId> {
+    if !has_nodes(vm) {
+        return None;
+    }
+    let now = if let WindowNode::On(node) = vm.node[row] { Some(node) } else { None };
+    home(vm, row).or_else(|| now.filter(|node| may_use(vm, *node)))
+}
+
+/// The node on which all vCPUs of the VM ran when they were last seen running; `None` if there are several, or if the
+/// host has one node.
+pub fn only_node(vm: &VmSnapshot) -> Option<NodeId> {
+    let mut with_vcpus = vm.nodes.iter().filter(|row| row.vcpus > 0);
+    let first = with_vcpus.next().filter(|_| has_nodes(vm))?;
+    with_vcpus.next().is_none().then_some(first.node)
+}
+
 /// Place for a huge page of 2 MiB for the window at `row`.
 pub fn placing(vm: &VmSnapshot, row: usize, free: &FreePages) -> Placing {
     if !has_nodes(vm) {

@@ -30,7 +30,8 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::rank::{BUCKETS, bucket_of, lowest_of};
+use crate::bucket::{BUCKETS, bucket_of, lowest_of};
+use crate::huge_page_price::HugePagePrice;
 use crate::units::{Bytes, PageSize, PerTenThousand};
 
 /// Smallest factor between the benefits of a buyer and of the window that gives its huge page back. Benefits are
@@ -169,20 +170,6 @@ pub struct Bidder<'a> {
     pub spare: u64,
     /// Whether its windows can trade within the VM: not where no mechanism takes a huge page out of one.
     pub can_trade: bool,
-}
-
-/// Price of a huge page for one VM, and what the VM may give back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HugePagePrice {
-    /// Benefit below which a window is not promoted, in the VM's own cycles per second; 0 while free pages suffice. At
-    /// most the host's price: less where pages that the VM cannot spare serve its own buyers.
-    pub cycles_per_s: u64,
-    /// Number of windows that may give their huge page back now, for other VMs. Trades within the VM need no
-    /// permission: each moves a page to a window that is served from one that is worth at most half of the price.
-    pub may_vacate: u64,
-    /// Number of huge pages that are free on the host, for all bidders; `None` where that is not known. Those that
-    /// other VMs may give back are not counted: a request before they have done so makes the kernel compact.
-    pub free: Option<u64>,
 }
 
 /// The price that clears the bids of a host.

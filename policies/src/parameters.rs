@@ -8,157 +8,14 @@
 //! Everything is checked here, against the table of the policy itself, so making a policy cannot fail. Values are
 //! whole numbers in the unit that the table names, or a text with its own rules.
 
-use alloc::borrow::Cow;
 use alloc::boxed::Box;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+use crate::parameter_table::{Parameters, Unfit};
 use crate::policy::{POLICIES, Policy, PolicyInfo, by_name};
 use crate::walk::cost::WalkCost;
-
-/// One parameter of a policy. The list, the parser and the documentation all use this entry.
-#[derive(Debug)]
-pub struct ParameterInfo {
-    /// Key of the parameter.
-    pub name: &'static str,
-    /// Kind of value, and the default.
-    pub kind: ParameterKind,
-    /// Unit of a number.
-    pub unit: &'static str,
-    /// Effect of the parameter in one line, with the source of the default.
-    pub meaning: &'static str,
-}
-
-/// Kinds of value that a parameter may have.
-#[derive(Debug)]
-pub enum ParameterKind {
-    /// A whole number between two others, both allowed.
-    Number {
-        /// Value if the user sets none.
-        default: u64,
-        /// Smallest allowed value.
-        min: u64,
-        /// Largest allowed value.
-        max: u64,
-    },
-    /// A text that the policy parses itself.
-    Text {
-        /// Value if the user sets none.
-        default: &'static str,
-        /// Check whether the policy can parse it; the error says why not.
-        check: fn(&str) -> Result<(), String>,
-    },
-}
-
-impl ParameterInfo {
-    /// A number between `min` and `max`.
-    pub const fn number(
-        name: &'static str,
-        default: u64,
-        (min, max): (u64, u64),
-        unit: &'static str,
-        meaning: &'static str,
-    ) -> ParameterInfo {
-        assert!(min <= default && default <= max, "a default is a value");
-        ParameterInfo { name, kind: ParameterKind::Number { default, min, max }, unit, meaning }
-    }
-
-    /// The default, as a user would write it.
-    pub fn default_text(&self) -> String {
-        self.default_value().to_string()
-    }
-
-    fn default_value(&self) -> Value {
-        match self.kind {
-            ParameterKind::Number { default, .. } => Value::Number(default),
-            ParameterKind::Text { default, .. } => Value::Text(Cow::Borrowed(default)),
-        }
-    }
-
-    fn parse(&self, text: &str) -> Result<Value, PolicyError> {
-        match self.kind {
-            ParameterKind::Number { min, max, .. } => {
-                let in_range = |number: &u64| (min..=max).contains(number);
-                text.parse().ok().filter(in_range).map(Value::Number).ok_or_else(|| PolicyError::OutOfRange {
-                    parameter: self.name,
-                    value: text.into(),
-                    min,
-                    max,
-                    unit: self.unit,
-                })
-            }
-            ParameterKind::Text { check, .. } => match check(text) {
-                Ok(()) => Ok(Value::Text(Cow::Owned(text.into()))),
-                Err(why) => Err(PolicyError::BadText { parameter: self.name, why }),
-            },
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Value {
-    Number(u64),
-    Text(Cow<'static, str>),
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Number(number) => number.fmt(f),
-            Value::Text(text) => text.fmt(f),
-        }
-    }
-}
-
-/// A value for each parameter of one policy.
-#[derive(Clone, Debug)]
-pub struct Parameters {
-    values: Vec<(&'static ParameterInfo, Value)>,
-}
-
-impl Parameters {
-    /// The defaults of a table.
-    pub fn defaults(table: &'static [ParameterInfo]) -> Parameters {
-        Parameters { values: table.iter().map(|info| (info, info.default_value())).collect() }
-    }
-
-    /// The value of a number.
-    ///
-    /// # Panics
-    /// If the policy's table has no number of that name.
-    pub fn number(&self, name: &str) -> u64 {
-        match self.value(name) {
-            Value::Number(number) => *number,
-            Value::Text(_) => panic!("{name} is a text"),
-        }
-    }
-
-    /// The value of a text.
-    ///
-    /// # Panics
-    /// If the policy's table has no text of that name.
-    pub fn text(&self, name: &str) -> &str {
-        match self.value(name) {
-            Value::Text(text) => text,
-            Value::Number(_) => panic!("{name} is a number"),
-        }
-    }
-
-    fn value(&self, name: &str) -> &Value {
-        let found = self.values.iter().find(|(info, _)| info.name == name);
-        &found.unwrap_or_else(|| panic!("a policy asks for {name}, which is not in its table")).1
-    }
-
-    fn set(&mut self, policy: &'static str, key: &str, text: &str) -> Result<(), PolicyError> {
-        let Some((info, value)) = self.values.iter_mut().find(|(info, _)| info.name == key) else {
-            let known = self.values.iter().map(|(info, _)| info.name).collect();
-            return Err(PolicyError::UnknownKey { policy, key: key.into(), known });
-        };
-        *value = info.parse(text)?;
-        Ok(())
-    }
-}
 
 /// A policy and its checked parameters: the meaning of `--policy`.
 #[derive(Clone)]
@@ -179,7 +36,8 @@ impl PolicyChoice {
         for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
             let (key, value) =
                 setting.split_once('=').ok_or_else(|| PolicyError::NoValue { setting: setting.into() })?;
-            choice.parameters.set(info.name, key.trim(), value.trim())?;
+            let (key, value) = (key.trim(), value.trim());
+            choice.parameters.set(key, value).map_err(|unfit| PolicyError::of(unfit, info.name, key, value))?;
         }
         Ok(choice)
     }
@@ -214,9 +72,8 @@ impl From<&'static PolicyInfo> for PolicyChoice {
 impl fmt::Display for PolicyChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.info.name)?;
-        let changed = self.parameters.values.iter().filter(|(info, value)| *value != info.default_value());
-        for (number, (info, value)) in changed.enumerate() {
-            write!(f, "{}{}={value}", if number == 0 { ':' } else { ',' }, info.name)?;
+        for (number, (name, value)) in self.parameters.changed().enumerate() {
+            write!(f, "{}{name}={value}", if number == 0 { ':' } else { ',' })?;
         }
         Ok(())
     }
@@ -272,6 +129,19 @@ pub enum PolicyError {
     },
 }
 
+impl PolicyError {
+    /// What does not fit the table of a policy, with the key and the value as written.
+    fn of(unfit: Unfit, policy: &'static str, key: &str, value: &str) -> PolicyError {
+        match unfit {
+            Unfit::UnknownKey { known } => PolicyError::UnknownKey { policy, key: key.into(), known },
+            Unfit::OutOfRange { parameter, min, max, unit } => {
+                PolicyError::OutOfRange { parameter, value: value.into(), min, max, unit }
+            }
+            Unfit::BadText { parameter, why } => PolicyError::BadText { parameter, why },
+        }
+    }
+}
+
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -299,6 +169,7 @@ impl core::error::Error for PolicyError {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString as _;
 
     fn error(text: &str) -> String {
         PolicyChoice::parse(text).expect_err("the text names no policy").to_string()

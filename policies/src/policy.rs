@@ -7,7 +7,7 @@ use crate::action::Plan;
 use crate::budget::Budget;
 use crate::market::Bids;
 use crate::outcome::Outcome;
-use crate::parameters::{ParameterInfo, Parameters};
+use crate::parameter_table::{ParameterInfo, Parameters};
 use crate::reservations::ReservationRules;
 use crate::snapshot::{Snapshot, VmId, VmSnapshot};
 use crate::units::{Moment, PageSize, WindowIndex};

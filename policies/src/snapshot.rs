@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
-use crate::market::HugePagePrice;
-use crate::rank::{bucket_of, lowest_of};
+use crate::bucket::{bucket_of, lowest_of};
+use crate::huge_page_price::HugePagePrice;
 use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
 use crate::window_node::{NodeOfVm, TouchedFrom, WindowNode};
 

@@ -18,7 +18,7 @@ use crate::candidates::{Turns, is_demotable, is_promotable};
 use crate::demotions::Demotions;
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
-use crate::parameters::{ParameterInfo, Parameters};
+use crate::parameter_table::{ParameterInfo, Parameters};
 use crate::rank::Ranking;
 use crate::snapshot::{GuestMapping, Snapshot};
 use crate::units::{Moment, PageSize};

@@ -19,7 +19,7 @@ use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
-use crate::parameters::{ParameterInfo, Parameters};
+use crate::parameter_table::{ParameterInfo, Parameters};
 use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 

@@ -16,7 +16,8 @@
 //! No counter reports misses by window. The measurable quantity is the time from the start of watching to the first
 //! touch. A touch counts as the first of a pass over all present pages, since a stream and a hot page look alike.
 //! For a full window the mistake costs a copy; for a sparse one the few pages bound it. A window touched only once
-//! in a while earns nothing, even if every sample saw a touch.
+//! in a while earns nothing, even if every sample saw a touch. One so sparse that no number of touches pays for its
+//! bloat is sampled once a minute.
 //!
 //! A window that is nearly full and mapped by the guest adds no bloat and needs no proof. It is promoted after all
 //! proven windows, unless its latest sample saw no touch. A sample without a touch that stands for more than four
@@ -34,14 +35,16 @@ use alloc::vec::Vec;
 
 use super::{KeptSmall, Needs, Policy};
 use crate::action::{Action, Plan};
+use crate::bucket::bucket_of;
 use crate::budget::{Budget, Cost};
 use crate::candidates::{Turns, is_demotable, is_promotable, missing};
 use crate::expectations::Expectations;
-use crate::market::Bids;
+use crate::locality;
+use crate::market::{Bids, bid};
 use crate::node::NodeId;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
-use crate::parameters::{ParameterInfo, Parameters};
-use crate::rank::{Ranking, bucket_of};
+use crate::parameter_table::{ParameterInfo, Parameters};
+use crate::rank::Ranking;
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
@@ -60,7 +63,7 @@ mod split;
 use audit::{Audit, Earnings, Kind};
 use giants::Giants;
 use judge::{Judge, Prices, cycles_over_ms, may_be_used, milliseconds};
-use market::Market;
+use market::{Buyer, Market};
 use memory::{GivenUp, Giving, Memory, is_idle, now_ns};
 use nodes::Nodes;
 use split::Splits;
@@ -147,6 +150,10 @@ const PAST_DECISIONS_ASSUMED: u64 = 8;
 
 /// Longest time between two plans for which a promotion earns: a manager that slept has no sensor data for it.
 const EARNING_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Time in seconds between two samples of a window that is too sparse to be promoted. They are for reports: of hot
+/// sparse windows, and of the time that walks take.
+const SPARSE_SAMPLED_EVERY_S: u16 = 60;
 
 /// Decides by benefit and cost.
 #[derive(Clone, Debug)]
@@ -335,7 +342,15 @@ impl Auto {
 
     /// Plans the promotions, best first. Each that needs a huge page has a window before it that gives one back, as far
     /// as the market allows. What is vacated beyond that is for other VMs of the host.
-    fn promote(&mut self, snapshot: &Snapshot, proven: usize, budget: &mut Budget, plan: &mut Plan) {
+    /// Where free pages suffice, but not on the NUMA node of a window, it gets the page of a cold window of that node.
+    /// Not while the host is short of memory: those may be split for it.
+    fn promote(
+        &mut self,
+        snapshot: &Snapshot,
+        (proven, is_short): (usize, bool),
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) {
         let judge = self.judge(self.planned_at);
         let Auto { expectations, memory, ranking, score, market, nodes, giving, .. } = self;
         let mut vacating = market.vacating(snapshot);
@@ -343,7 +358,8 @@ impl Auto {
         for (rank, place) in ranking.best_first().enumerate() {
             let (vm, row) = place.of(snapshot);
             let needs_page = !vm.backing[row].is_large();
-            if needs_page && pages == 0 && (trades == 0 || !vacating.has_one_for(place.vm)) {
+            let buyer = Buyer { vm: place.vm, node: locality::node_of_page(vm, row) };
+            if needs_page && pages == 0 && (trades == 0 || !vacating.has_one_for(buyer)) {
                 continue;
             }
             let mut is_served = || match rank < proven {
@@ -353,13 +369,20 @@ impl Auto {
             if needs_page && !is_served() {
                 continue;
             }
-            let placed = match needs_page {
-                true => nodes.place(&mut memory.of_vm(place.vm as usize)[row], vm, row),
-                false => ControlFlow::Continue(None),
+            let window = &mut memory.of_vm(place.vm as usize)[row];
+            let mut given = if needs_page && trades > 0 { vacating.next_for(buyer) } else { None };
+            trades = trades.saturating_sub(given.is_some().into());
+            if given.is_none() && needs_page && rank < proven && !is_short && nodes.lacks_block(buyer.node) {
+                let per_s = judge.seen_per_s(window, vm, row);
+                let per_s = per_s.filter(|per_s| judge.pays_for_vacate(window, vm, row, *per_s));
+                given = per_s.and_then(|per_s| vacating.next_of(buyer, market.givers_to(bid(per_s))));
+            }
+            let placed = match (needs_page, given) {
+                (true, None) => nodes.place(window, vm, row),
+                (true, Some(_)) => ControlFlow::Continue(buyer.node),
+                (false, _) => ControlFlow::Continue(None),
             };
             let ControlFlow::Continue(node) = placed else { continue };
-            let given = if needs_page && trades > 0 { vacating.next_for(Some(place.vm)) } else { None };
-            trades = trades.saturating_sub(given.is_some().into());
             if needs_page && given.is_none() {
                 let Some(left) = pages.checked_sub(1) else { continue };
                 pages = left;
@@ -384,12 +407,13 @@ impl Auto {
             let planned = &mut memory.of_vm(place.vm as usize)[row];
             (planned.resident_before, planned.kind) = (vm.resident[row], Kind::of(vm, row));
         }
-        let _full_or_spent = core::iter::from_fn(|| vacating.next_for(None)).take(for_others).try_for_each(|given| {
-            expectations.request(market::vacate(given, snapshot), false, budget, plan)?;
-            let (vm, row) = given.of(snapshot);
-            giving.planned(vm, row, GivenUp::Vacated);
-            ControlFlow::Continue(())
-        });
+        let _full_or_spent =
+            core::iter::from_fn(|| vacating.next_for_others()).take(for_others).try_for_each(|given| {
+                expectations.request(market::vacate(given, snapshot), false, budget, plan)?;
+                let (vm, row) = given.of(snapshot);
+                giving.planned(vm, row, GivenUp::Vacated);
+                ControlFlow::Continue(())
+            });
     }
 
     /// Releases the zero pages that a trial added for nothing, once a sensor has found them.
@@ -454,9 +478,14 @@ impl Policy for Auto {
         if self.giants.may_ask { PageSize::Giant1G } else { PageSize::Huge2M }
     }
 
-    /// A window that a promotion cannot help is never promoted. Large windows earn their cost back, and are released.
+    /// A window that a promotion cannot help is never promoted. One that cannot pay for its bloat is not promoted
+    /// either, so its samples only tell how busy it is. Large windows earn their cost back, and are released.
     fn uses_access(&self, vm: &VmSnapshot, row: usize) -> bool {
-        vm.backing[row].is_large() || self.prices.saved_per_miss(vm.guest_mapping[row]) > 0
+        if vm.backing[row].is_large() {
+            return true;
+        }
+        let is_due = || vm.access[row].samples() == 0 || vm.access_quality[row].age_s >= SPARSE_SAMPLED_EVERY_S;
+        self.prices.saved_per_miss(vm.guest_mapping[row]) > 0 && (self.prices.may_pay_for_bloat(vm, row) || is_due())
     }
 
     fn uses_zero(&self) -> bool {
@@ -481,7 +510,7 @@ impl Policy for Auto {
         if is_short {
             self.split(snapshot, now, budget, plan);
         }
-        self.promote(snapshot, proven, budget, plan);
+        self.promote(snapshot, (proven, is_short), budget, plan);
         self.undo(snapshot, now, budget, plan);
         self.go_home(snapshot, now, budget, plan);
         self.move_giants(snapshot, now, is_short, budget, plan);

@@ -22,7 +22,7 @@ use crate::budget::Budget;
 use crate::candidates::{Turns, is_demotable, is_promotable};
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
-use crate::parameters::{ParameterInfo, Parameters};
+use crate::parameter_table::{ParameterInfo, Parameters};
 use crate::rank::Ranking;
 use crate::snapshot::{Snapshot, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment};

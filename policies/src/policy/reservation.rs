@@ -14,7 +14,7 @@
 use super::{Policy, RamStart};
 use crate::action::Plan;
 use crate::budget::Budget;
-use crate::parameters::{ParameterInfo, Parameters};
+use crate::parameter_table::{ParameterInfo, Parameters};
 use crate::reservations::ReservationRules;
 use crate::snapshot::Snapshot;
 use crate::units::{Moment, PerTenThousand};

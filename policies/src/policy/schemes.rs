@@ -27,7 +27,7 @@ use crate::candidates::{is_demotable, is_promotable};
 use crate::demotions::Demotions;
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
-use crate::parameters::{ParameterInfo, ParameterKind, Parameters};
+use crate::parameter_table::{ParameterInfo, ParameterKind, Parameters};
 use crate::snapshot::{AccessHistory, Snapshot, VmSnapshot};
 use crate::units::{Bytes, Moment, PageSize, PerTenThousand};
 use crate::watermark::Watermark;

@@ -18,7 +18,7 @@ use crate::budget::Budget;
 use crate::candidates::{is_promotable, missing};
 use crate::expectations::Expectations;
 use crate::outcome::{Outcome, OutcomeResult, Refusal};
-use crate::parameters::{ParameterInfo, Parameters};
+use crate::parameter_table::{ParameterInfo, Parameters};
 use crate::snapshot::{Snapshot, VmSnapshot};
 use crate::units::Moment;
 

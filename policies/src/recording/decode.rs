@@ -11,7 +11,7 @@ use super::{
 use crate::action::{Action, PlannedAction};
 use crate::budget::{BudgetLimits, Cost};
 use crate::geometry::GpaRange;
-use crate::market::HugePagePrice;
+use crate::huge_page_price::HugePagePrice;
 use crate::node::NodeId;
 use crate::outcome::{Outcome, OutcomeResult, Refusal};
 use crate::snapshot::{HostMemory, HugePages, Snapshot, VmId, VmSnapshot};

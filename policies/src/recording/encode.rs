@@ -7,7 +7,7 @@ use super::wire::{put_moment, put_number, put_text, put_time};
 use super::{Header, MAGIC, RESULTS, ROWS_MAX, TooManyWindows, VERSION, VmHeader, kind};
 use crate::action::{Action, PlannedAction};
 use crate::budget::{BudgetLimits, Cost};
-use crate::market::HugePagePrice;
+use crate::huge_page_price::HugePagePrice;
 use crate::node::NodeId;
 use crate::outcome::{Outcome, OutcomeResult, Refusal};
 use crate::snapshot::{HostMemory, HugePages, Snapshot, VmSnapshot};

@@ -36,16 +36,25 @@ impl AssumedMisses {
 
     /// Misses per second of a window on base pages with `present` pages present.
     pub fn per_s(&self, access: AccessHistory, present: u16) -> u64 {
-        let of_present = |misses: u64| misses * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
         match access.touches_per_s() {
-            Some(touches) => touches.saturating_mul(u64::from(present)).min(of_present(self.most)),
+            Some(touches) => touches.saturating_mul(u64::from(present)).min(part_of(self.most, present)),
             None if access.touched() == 0 => 0,
             None => {
                 let rate = access.rate().unwrap_or_default();
-                of_present(self.per_s * u64::from(rate.get()) / 10_000)
+                part_of(self.per_s * u64::from(rate.get()) / 10_000, present)
             }
         }
     }
+
+    /// Largest number of misses per second of a window with `present` pages present, whatever its samples see.
+    pub fn most_of(&self, present: u16) -> u64 {
+        part_of(self.most.max(self.per_s), present)
+    }
+}
+
+/// Part of a full window's misses that one with `present` pages has.
+fn part_of(misses: u64, present: u16) -> u64 {
+    misses * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW)
 }
 
 /// The share of one CPU that walks of these VMs take, at most the whole. `None` if no window has samples yet.

@@ -304,6 +304,19 @@ fn while_huge_pages_have_a_price_cold_windows_are_left_to_the_market() {
     assert_eq!(Desk::new(PROOF).plan(&snapshot, seconds(0)), [release(1), vacate]);
 }
 
+/// As of an attached guest: a split is possible from outside, and a vacated window is not.
+#[test]
+fn cold_windows_that_cannot_be_vacated_are_demoted_while_huge_pages_have_a_price() {
+    let mut snapshot = short(cold(2));
+    let price = HugePagePrice { cycles_per_s: 1000, may_vacate: 1, free: None };
+    snapshot.host = snapshot.host.map(|host| HostMemory { huge_pages: HugePages::Priced(price), ..host });
+    let mut desk = Desk::new(PROOF);
+    let vacate = Action::Vacate { vm: VmId(0), window: WindowIndex::new(0) };
+    assert_eq!(desk.plan(&snapshot, seconds(0)), [vacate]);
+    desk.hears(vacate, seconds(0), OutcomeResult::Skipped(Skip::NoMechanism));
+    assert_eq!(desk.plan(&snapshot, seconds(1)), [demote(0), demote(1)]);
+}
+
 /// A window of a random run.
 #[derive(Clone, Debug)]
 struct Scripted {

@@ -11,8 +11,9 @@ use wideleaf_policies::locality::{FreePages, MemoryByNode, Placing, home, is_rem
 use wideleaf_policies::policy::KeptSmall;
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{
-    Action, Budget, BudgetLimits, HostMemory, Moment, NodeId, NodeOfVm, OutcomeResult, PageSize, PerTenThousand, Plan,
-    PlannedAction, Policy, PolicyChoice, Snapshot, TouchedFrom, VmId, VmSnapshot, WindowIndex, WindowNode,
+    Action, Budget, BudgetLimits, HostMemory, HugePagePrice, HugePages, Moment, NodeId, NodeOfVm, OutcomeResult,
+    PageSize, PerTenThousand, Plan, PlannedAction, Policy, PolicyChoice, Snapshot, TouchedFrom, VmId, VmSnapshot,
+    WindowIndex, WindowNode,
 };
 
 use super::scenarios::{samples, seconds, vm_with};
@@ -58,12 +59,17 @@ impl Desk {
 
     /// The plan after the windows were hot for a minute.
     fn plan(&mut self, vm: VmSnapshot) -> Vec<PlannedAction> {
+        self.plan_with(HugePages::Plenty, vm)
+    }
+
+    /// The same on a host with this supply.
+    fn plan_with(&mut self, huge_pages: HugePages, vm: VmSnapshot) -> Vec<PlannedAction> {
         let limits = BudgetLimits {
             copy_per_second: gib(64),
             cpu_share: PerTenThousand::new(1_000_000),
             burst: Duration::from_secs(1),
         };
-        let host = HostMemory { total: gib(100), available: gib(50), ..HostMemory::default() };
+        let host = HostMemory { total: gib(100), available: gib(50), huge_pages, ..HostMemory::default() };
         let snapshot = Snapshot { host: Some(host), vms: vec![vm] };
         let mut plan_at = |now: Moment| {
             let mut plan = Plan::default();
@@ -112,6 +118,57 @@ fn a_local_window_never_becomes_huge_on_a_remote_node() {
     assert_eq!(planned.iter().map(|(_, node)| *node).collect::<Vec<_>>(), [Some(1)]);
     let waiting = (0..4).filter(|row| desk.0.why_small(VmId(0), *row) == Some(KeptSmall::NoneOnNode)).count();
     assert_eq!(waiting, 3, "the others are explained");
+}
+
+/// The same VM with its huge windows idle.
+fn idle_where_huge(mut vm: VmSnapshot) -> VmSnapshot {
+    let huge = vm.access.iter_mut().zip(&vm.backing).filter(|(_, backing)| backing.is_large());
+    huge.for_each(|(access, _)| *access = samples("----------------"));
+    vm
+}
+
+/// The plan as text: windows that are vacated, and promoted ones with their node.
+fn shown(plan: &[PlannedAction]) -> Vec<String> {
+    let shown = |planned: &PlannedAction| match (planned.action, planned.node) {
+        (Action::Vacate { window, .. }, None) => format!("vacate {}", window.get()),
+        (Action::Promote { window, .. }, Some(node)) => format!("promote {} on {}", window.get(), node.0),
+        other => panic!("{other:?}"),
+    };
+    plan.iter().map(shown).collect()
+}
+
+#[test]
+fn a_window_whose_node_has_no_block_gets_the_page_of_a_cold_window_there_although_another_node_has_enough() {
+    let nodes = [node(HERE, 9, 0), node(THERE, 0, 2)];
+    let short = HugePages::Scarce { free: 9 };
+    let mut desk = Desk::new("auto");
+    let plan = desk.plan_with(short, idle_where_huge(vm("HHff", "1111", "1111", nodes)));
+    assert_eq!(shown(&plan), ["vacate 0", "promote 2 on 1", "vacate 1", "promote 3 on 1"]);
+    assert_eq!(desk.0.why_small(VmId(0), 3), None);
+    // Pages of the other node are of no use.
+    let plan = Desk::new("auto").plan_with(short, idle_where_huge(vm("HHff", "0011", "1111", nodes)));
+    assert_eq!(shown(&plan), ["promote 2 on 1"], "one that the kernel may make");
+}
+
+#[test]
+fn at_a_price_a_window_gets_the_page_of_the_coldest_window_of_its_own_node() {
+    let nodes = [node(HERE, 0, 0), node(THERE, 0, 2)];
+    let vm = idle_where_huge(vm("HHHff", "00111", "11111", nodes));
+    let plan = Desk::new("auto").plan_with(HugePages::Scarce { free: 0 }, vm);
+    assert_eq!(shown(&plan), ["vacate 2", "promote 3 on 1", "promote 4 on 1"]);
+}
+
+#[test]
+fn other_vms_get_pages_of_the_node_on_which_a_vm_runs() {
+    let price = HugePagePrice { cycles_per_s: 1000, may_vacate: 3, free: Some(0) };
+    let vacated = |vcpus: [u16; 2]| {
+        let nodes = [node(HERE, 0, vcpus[0]), node(THERE, 0, vcpus[1])];
+        let vm = idle_where_huge(vm("HHH", "010", "???", nodes));
+        shown(&Desk::new("auto").plan_with(HugePages::Priced(price), vm))
+    };
+    assert_eq!(vacated([0, 2]), ["vacate 1"]);
+    assert_eq!(vacated([2, 0]), ["vacate 0", "vacate 2"]);
+    assert_eq!(vacated([1, 1]), ["vacate 0", "vacate 1", "vacate 2"], "it runs on both");
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use core::time::Duration;
 
 use super::memory::Memory;
+use crate::bucket::bucket_of;
 use crate::budget::Cost;
 use crate::candidates::missing;
-use crate::parameters::Parameters;
-use crate::rank::bucket_of;
+use crate::parameter_table::Parameters;
 use crate::snapshot::{AccessHistory, GuestMapping, VmSnapshot};
 use crate::units::{Moment, PageSize};
 use crate::walk::cost::WalkCost;
@@ -94,6 +94,12 @@ impl Prices {
     /// Cycles of a core in a second.
     pub fn core_per_s(&self) -> u64 {
         self.walk.per_microsecond() * 1_000_000
+    }
+
+    /// Whether a promotion of this window can save more than its bloat costs, however often the window is touched.
+    pub fn may_pay_for_bloat(&self, vm: &VmSnapshot, row: usize) -> bool {
+        let saved = self.misses.most_of(vm.resident[row]) * self.saved_per_miss(vm.guest_mapping[row]);
+        saved > self.bloat_per_s(missing(vm, row))
     }
 
     pub fn bloat_per_s(&self, missing: u16) -> u64 {

@@ -18,7 +18,7 @@
 //! only up to its newest sample, and only if that saw a touch. Otherwise the page of a cold window goes to one that was
 //! hot seconds ago and is cold as well by now.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use super::audit::{Audit, Kind};
@@ -26,9 +26,13 @@ use super::judge::Judge;
 use super::memory::Memory;
 use crate::account::host_backing;
 use crate::action::Action;
+use crate::bucket::{BUCKETS, bucket_of};
 use crate::candidates::{Place, is_demotable};
-use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price, spare};
-use crate::rank::{BUCKETS, Ranking, bucket_of};
+use crate::huge_page_price::HugePagePrice;
+use crate::locality;
+use crate::market::{Bidder, Bids, HYSTERESIS, Level, bid, clearing_price, spare};
+use crate::node::NodeId;
+use crate::rank::Ranking;
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{Moment, PerTenThousand, WindowIndex};
 
@@ -159,7 +163,7 @@ impl Market {
                 (Backing::Base4K, None) => true,
                 (Backing::Base4K, Some(true)) => pages > 0 && is_due(),
                 (Backing::Base4K, Some(false)) => pages > wanted && is_due(),
-                (Backing::Huge2M, _) if self.immovable.contains(&vm.vm) => false,
+                (Backing::Huge2M, _) if !self.may_vacate(vm.vm) => false,
                 (Backing::Huge2M, Some(true)) => self.has_price() && pages < wanted && self.demand.is_newer_than(age_s),
                 (Backing::Huge2M, _) => !is_idle_of_late(access),
                 (Backing::Unbacked | Backing::Giant1G, _) => false,
@@ -168,9 +172,14 @@ impl Market {
 
     /// Notes that this VM's memory cannot be moved to base pages.
     pub fn cannot_vacate(&mut self, vm: VmId) {
-        if !self.immovable.contains(&vm) {
+        if self.may_vacate(vm) {
             self.immovable.push(vm);
         }
+    }
+
+    /// Whether windows of this VM may be vacated, as far as that is known.
+    pub fn may_vacate(&self, vm: VmId) -> bool {
+        !self.immovable.contains(&vm)
     }
 
     /// Begins a plan without bids; they are accepted unless there are plenty of huge pages.
@@ -195,7 +204,7 @@ impl Market {
             && is_demotable(vm, row, now)
             && is_idle_of_late(vm.access[row])
             && vm.access_quality[row].is_of_this_window()
-            && !self.immovable.contains(&vm.vm)
+            && self.may_vacate(vm.vm)
     }
 
     /// Bids for a window that may be offered.
@@ -228,12 +237,22 @@ impl Market {
     }
 
     /// The windows that may give their huge page back now.
-    pub fn vacating(&self, snapshot: &Snapshot) -> Vacating<impl Iterator<Item = Place> + '_> {
-        let price = self.price();
-        let is_worth_little = |level: &Level| price > 0 && level.cycles_per_s <= price / HYSTERESIS;
-        let cheap = self.bids.levels().filter(is_worth_little).map(|level| level.held as usize).sum();
-        let spare = snapshot.vms.iter().map(spare_of).collect();
-        Vacating { coldest: self.cold.best_first().take(cheap), passed: VecDeque::new(), spare }
+    pub fn vacating<'a>(&'a self, snapshot: &'a Snapshot) -> Vacating<'a, impl Iterator<Item = Place> + 'a> {
+        Vacating {
+            snapshot,
+            coldest: self.cold.best_first(),
+            seen: 0,
+            cheap: self.givers_to(self.price()),
+            passed: BTreeMap::new(),
+            spare: snapshot.vms.iter().map(spare_of).collect(),
+        }
+    }
+
+    /// Number of the coldest windows that are worth little enough to give their page to one that saves this many cycles
+    /// per second.
+    pub fn givers_to(&self, per_s: u64) -> usize {
+        let is_worth_little = |level: &Level| per_s > 0 && level.cycles_per_s <= per_s / HYSTERESIS;
+        self.bids.levels().filter(is_worth_little).map(|level| level.held as usize).sum()
     }
 
     /// Finds the price, after the last bid. `spare`: number of huge pages that these VMs can give back.
@@ -265,41 +284,89 @@ impl Judge {
     }
 }
 
+/// A window that needs a huge page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buyer {
+    /// Index of its VM.
+    pub vm: u32,
+    /// NUMA node from which the page has to come; `None`: from any.
+    pub node: Option<NodeId>,
+}
+
+/// VM and NUMA node of a huge page, as far as the node is known.
+type Holder = (u32, Option<NodeId>);
+
 /// Windows that may give their huge page back, the coldest first: to a window of their own VM, or, as far as that can
-/// spare it, of another.
-pub(super) struct Vacating<C> {
+/// spare it, of another. On a host with several NUMA nodes, to one that needs a page of that node.
+pub(super) struct Vacating<'a, C> {
+    snapshot: &'a Snapshot,
     coldest: C,
-    /// Windows that could not give theirs to an earlier buyer.
-    passed: VecDeque<Place>,
+    /// Number of windows that were taken from `coldest`.
+    seen: usize,
+    /// Number of the coldest windows that give theirs at the present price.
+    cheap: usize,
+    /// Windows that could not give theirs to an earlier buyer, each with its number among the coldest.
+    passed: BTreeMap<Holder, VecDeque<(usize, Place)>>,
     /// Number of pages that each VM can still spare.
     spare: Vec<u64>,
 }
 
-impl<C: Iterator<Item = Place>> Vacating<C> {
-    /// Whether there is one for a window of this VM.
-    pub fn has_one_for(&mut self, vm: u32) -> bool {
-        self.find(Some(vm)).is_some()
+impl<C: Iterator<Item = Place>> Vacating<'_, C> {
+    /// Whether there is one for this buyer.
+    pub fn has_one_for(&mut self, buyer: Buyer) -> bool {
+        self.find(Some(buyer), self.cheap).is_some()
     }
 
-    /// The next one for a window of this VM, or, without one, of another process.
-    pub fn next_for(&mut self, vm: Option<u32>) -> Option<Place> {
-        let place = self.find(vm).and_then(|index| self.passed.remove(index))?;
-        if vm != Some(place.vm) {
+    /// The next one for this buyer at the present price.
+    pub fn next_for(&mut self, buyer: Buyer) -> Option<Place> {
+        self.next(Some(buyer), self.cheap)
+    }
+
+    /// The next one for this buyer among the `givers` coldest windows, whatever the price.
+    pub fn next_of(&mut self, buyer: Buyer, givers: usize) -> Option<Place> {
+        self.next(Some(buyer), givers)
+    }
+
+    /// The next one for another process.
+    pub fn next_for_others(&mut self) -> Option<Place> {
+        self.next(None, self.cheap)
+    }
+
+    fn next(&mut self, buyer: Option<Buyer>, givers: usize) -> Option<Place> {
+        let holder = self.find(buyer, givers)?;
+        let (_, place) = self.passed.get_mut(&holder)?.pop_front()?;
+        if buyer.is_none_or(|buyer| buyer.vm != place.vm) {
             self.spare[place.vm as usize] -= 1;
         }
         Some(place)
     }
 
-    /// Its position among the passed ones.
-    fn find(&mut self, vm: Option<u32>) -> Option<usize> {
-        let gives = |place: &Place| vm == Some(place.vm) || self.spare[place.vm as usize] > 0;
-        if let Some(index) = self.passed.iter().position(gives) {
-            return Some(index);
+    /// Holder of the coldest window that gives its page to this buyer, or to another process. That window is then the
+    /// first of the holder's passed ones.
+    fn find(&mut self, buyer: Option<Buyer>, givers: usize) -> Option<Holder> {
+        let snapshot = self.snapshot;
+        let Vacating { coldest, seen, passed, spare, .. } = self;
+        let gives = |(vm, node): Holder| {
+            let is_own = buyer.is_some_and(|buyer| buyer.vm == vm);
+            // Other processes are told of the shortage of the node on which this VM runs.
+            let wanted = buyer.map_or_else(|| locality::only_node(&snapshot.vms[vm as usize]), |buyer| buyer.node);
+            (is_own || spare[vm as usize] > 0) && (wanted.is_none() || node.is_none() || node == wanted)
+        };
+        let first = |(holder, windows): (&Holder, &VecDeque<(usize, Place)>)| {
+            let (number, _) = windows.front()?;
+            (*number < givers && gives(*holder)).then_some((*number, *holder))
+        };
+        if let Some((_, holder)) = passed.iter().filter_map(first).min() {
+            return Some(holder);
         }
-        for place in self.coldest.by_ref() {
-            self.passed.push_back(place);
-            if gives(&place) {
-                return Some(self.passed.len() - 1);
+        while *seen < givers {
+            let place = coldest.next()?;
+            let (vm, row) = place.of(snapshot);
+            let holder = (place.vm, vm.node[row].most());
+            passed.entry(holder).or_default().push_back((*seen, place));
+            *seen += 1;
+            if gives(holder) {
+                return Some(holder);
             }
         }
         None

@@ -2,8 +2,9 @@
 //! are split because several nodes fight over them.
 //!
 //! ```text
-//!   promotion     a page of the node that touches the window; there is none ─▶ it waits (KeptSmall::NoneOnNode),
-//!                 unless it is remote already: then it becomes huge where it is
+//!   promotion     a page of the node that touches the window; there is none ─▶ that of a cold window of this node, if
+//!                 it saves twice as much as that; or else it waits (KeptSmall::NoneOnNode), unless it is remote
+//!                 already: then it becomes huge where it is
 //!   huge, remote  misses/s × cycles of a remote reference × horizon  ≥  cost of a move × hysteresis   ─▶ move
 //!   huge, shared  touched from several nodes, and by at least `split_shared` % of the VM's touches     ─▶ split
 //! ```
@@ -23,12 +24,13 @@ use super::Auto;
 use super::judge::{Judge, Prices};
 use super::memory::Memory;
 use crate::action::{Action, Plan};
+use crate::bucket::bucket_of;
 use crate::budget::Budget;
 use crate::candidates::is_demotable;
 use crate::locality::{self, FreePages, Placing};
 use crate::node::NodeId;
 use crate::policy::KeptSmall;
-use crate::rank::{Ranking, bucket_of};
+use crate::rank::Ranking;
 use crate::snapshot::{Snapshot, VmId, VmSnapshot};
 use crate::units::Moment;
 use crate::window_node::TouchedFrom;
@@ -94,6 +96,11 @@ impl Nodes {
                 ControlFlow::Break(())
             }
         }
+    }
+
+    /// Whether a window needs a page of a node that has no free block.
+    pub fn lacks_block(&self, node: Option<NodeId>) -> bool {
+        node.is_some_and(|node| !self.free.has_block(node))
     }
 
     /// Whether the window waits for a page of its node.

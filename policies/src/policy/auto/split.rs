@@ -35,7 +35,8 @@
 //!   the busiest window of a guest, by used pages:   0 ── released ── 60   as it is   71 ── promoted ── 512
 //! ```
 //!
-//! While huge pages have a price too, cold windows go to the market: a vacated window frees a whole huge page.
+//! While huge pages have a price too, cold windows go to the market: a vacated window frees a whole huge page. Those of
+//! a VM of which none can be vacated, as of an attached guest, are demoted all the same.
 
 use core::ops::ControlFlow;
 
@@ -45,11 +46,12 @@ use super::Auto;
 use super::judge::{Judge, Prices, milliseconds};
 use super::memory::{GivenUp, Memory, is_idle, used};
 use crate::action::{Action, Plan};
+use crate::bucket::bucket_of;
 use crate::budget::Budget;
 use crate::candidates::{Place, is_demotable};
 use crate::demotions::Demotions;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
-use crate::rank::{Ranking, bucket_of};
+use crate::rank::Ranking;
 use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize};
 
@@ -205,7 +207,7 @@ impl Auto {
                 stock += usize::from(is_in_stock(window, vm, row));
             } else if let Some(percent) = splits.of_release(&judge, window, vm, row) {
                 splits.with_zeroes.push(bucket_of(percent), place);
-            } else if !market.is_at_work() && splits.pays_to_demote(&judge, vm, row) {
+            } else if (!market.is_at_work() || !market.may_vacate(vm.vm)) && splits.pays_to_demote(&judge, vm, row) {
                 splits.cold.push(bucket_of(window.cold_for_s(now).into()), place);
             }
             ControlFlow::Continue(())
