@@ -168,6 +168,8 @@ pub struct ManagerLoop {
     sensor: HostBackingSensor,
     /// CPU time of the latest sensing.
     sensed_in: Duration,
+    /// CPU time of the latest tick, without its actions and the samples, which have budgets of their own.
+    overhead: Duration,
     scan: LatestScan,
     plan: Plan,
     report: ManagerReport,
@@ -233,6 +235,7 @@ impl ManagerLoop {
             nodes,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
+            overhead: Duration::ZERO,
             scan: LatestScan::default(),
             plan: Plan::default(),
             recorder: None,
@@ -321,6 +324,7 @@ impl ManagerLoop {
         let is_giant_over = self.finish_giant();
         self.finish_samples();
         let mut snapshot = self.sense_in_turn();
+        let decides_from = self.host.thread_cpu_time();
         self.sense_nodes(&mut snapshot);
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
@@ -328,6 +332,7 @@ impl ManagerLoop {
         let refusals_before = self.budget.refusals();
         self.recover(&mut snapshot, &mut plan);
         self.policy.lock().plan(&snapshot, now, &mut self.budget, &mut plan);
+        let decided_in = self.host.thread_cpu_time().saturating_sub(decides_from);
         if let Some(recorder) = &mut self.recorder {
             recorder.snapshot(began_at, &snapshot);
             recorder.plan(now, plan.actions());
@@ -348,7 +353,9 @@ impl ManagerLoop {
         self.report.total_cpu += publishes_from.saturating_sub(began_cpu);
         self.publish(snapshot, self.report.budget_refusals - refusals_before);
         self.tell_supply();
-        self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(publishes_from);
+        let published_in = self.host.thread_cpu_time().saturating_sub(publishes_from);
+        self.report.total_cpu += published_in;
+        self.overhead = self.sensed_in + decided_in + published_in;
         done
     }
 
@@ -446,10 +453,36 @@ fn shortage(rules: GivenBackRules) -> Watermark {
 mod tests {
     use super::*;
     use crate::backing::{BackingConfig, BackingKind};
+    use crate::host::Host as _;
     use crate::region::GuestRam;
     use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Bytes, Gpa, GpaRange, policy};
+
+    /// A policy whose plans take CPU time, as those for terabytes do.
+    struct Thinker(Arc<FakeHost>, Duration);
+
+    impl Policy for Thinker {
+        fn name(&self) -> &'static str {
+            "thinker"
+        }
+
+        fn plan(&mut self, _: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {
+            self.0.sleep(self.1);
+        }
+    }
+
+    #[test]
+    fn the_next_tick_waits_for_what_the_plan_took_too() {
+        let host = Arc::<FakeHost>::default();
+        let plan = Duration::from_millis(30);
+        let mut work =
+            ManagerLoop::new(host.clone(), Vec::new(), Box::new(Thinker(host.clone(), plan)), ManagerConfig::default());
+        work.tick();
+        let mut pacing = pacing::Pacing::new(&work.config, host.now());
+        pacing.ticked(host.as_ref(), &[], &work.config, work.overhead, work.scan, true);
+        assert_eq!(pacing.pause(), plan * 4);
+    }
 
     #[test]
     fn a_scan_during_a_giant_exchange_is_repeated() {

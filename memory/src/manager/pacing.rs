@@ -1,13 +1,16 @@
 //! Decides when the next tick comes.
 //!
 //! ```text
-//!   something done, or much new in a sample   after `tick_shortest`, or four times what sensing took
+//!   something done, or much new in a sample   after `tick_shortest`, or four times what the tick took
 //!   nothing                                   after twice the time, up to `tick_longest`
 //!     and memory came into use since          at the next pulse, or twenty times what a scan took after the last one
 //!     and a gate opened or closed             at the next pulse
-//!     and a huge page is free that a window   at the next pulse, or twenty times what sensing took
+//!     and a huge page is free that a window   at the next pulse, or twenty times what the tick took
 //!     waits for, or a sample is urgent
 //! ```
+//!
+//! What a tick took is the CPU time of sensing, deciding and publishing: all of them look at each window. Actions and
+//! samples have budgets of their own.
 //!
 //! A tick scans every window, 9 us for one in base pages, or 80 ms of CPU for a guest of 16 GiB, if the latest scan was
 //! ten times its own CPU time ago. In between, a tick looks only at the windows on which the loop has just acted. So
@@ -34,7 +37,7 @@ const BUSY_PART: u32 = 4;
 const PULSE_PART: u32 = 20;
 const SCAN_PART: u32 = 10;
 
-/// Sensing of one tick.
+/// Sensing of one tick, or all of its work beside actions and samples.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sensed {
     pub at: Moment,
@@ -77,7 +80,7 @@ impl LatestScan {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacing {
     pause: Duration,
-    sensed: Sensed,
+    latest: Sensed,
     scan: LatestScan,
     /// Minimum number of pages in use since the last scan. A minimum, since memory that other parts free must not
     /// hide what a guest touches.
@@ -86,8 +89,8 @@ pub(super) struct Pacing {
 
 impl Pacing {
     pub fn new(config: &ManagerConfig, now: Moment) -> Pacing {
-        let sensed = Sensed { at: now, took: Duration::ZERO };
-        Pacing { pause: config.tick_shortest, sensed, scan: LatestScan::default(), in_use: None }
+        let latest = Sensed { at: now, took: Duration::ZERO };
+        Pacing { pause: config.tick_shortest, latest, scan: LatestScan::default(), in_use: None }
     }
 
     /// Time to the next tick, unless it is urgent.
@@ -95,22 +98,22 @@ impl Pacing {
         self.pause
     }
 
-    /// Records a tick. `sensed_in`: CPU time of its sensing. `scan`: latest scan of all windows.
+    /// Records a tick. `overhead`: its CPU time, without actions and samples. `scan`: latest scan of all windows.
     pub fn ticked<'a>(
         &mut self,
         host: &dyn Host,
         vms: impl IntoIterator<Item = &'a ManagedVm>,
         config: &ManagerConfig,
-        sensed_in: Duration,
+        overhead: Duration,
         scan: LatestScan,
         is_busy: bool,
     ) {
         self.pause = if is_busy {
-            config.tick_shortest.max(sensed_in * BUSY_PART).min(config.tick_longest)
+            config.tick_shortest.max(overhead * BUSY_PART).min(config.tick_longest)
         } else {
             (self.pause * 2).min(config.tick_longest)
         };
-        self.sensed = Sensed { at: host.now(), took: sensed_in };
+        self.latest = Sensed { at: host.now(), took: overhead };
         if self.scan.at() != scan.at() || self.in_use.is_none() {
             (self.scan, self.in_use) = (scan, in_use(host, vms));
         }
@@ -126,9 +129,9 @@ impl Pacing {
         has_grown && self.scan.0.is_none_or(|scan| scan.is_at_least(PULSE_PART, host.now()))
     }
 
-    /// Whether sensing once more now would keep to its part of a core.
+    /// Whether one more tick now would keep to its part of a core.
     pub fn is_rested(&self, host: &dyn Host) -> bool {
-        self.sensed.is_at_least(PULSE_PART, host.now())
+        self.latest.is_at_least(PULSE_PART, host.now())
     }
 }
 

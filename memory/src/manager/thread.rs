@@ -227,7 +227,7 @@ impl Manager {
                                 work.host.as_ref(),
                                 work.managed_vms(),
                                 &work.config,
-                                work.sensed_in,
+                                work.overhead,
                                 work.scan,
                                 is_busy,
                             );
