@@ -25,6 +25,10 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// Inverse of the share of an interval's time that can be saved up.
 const SAVED_PART: u32 = 6;
 
+/// Time in which the largest debt is earned. Otherwise a process that is stopped while it copies, as by a debugger,
+/// would leave its guest on base pages for three times as long once it goes on.
+const DEBT_MAX: Duration = Duration::from_secs(1);
+
 /// A shorter sleep costs more than it waits, and its credit would be rounded down to nothing.
 const SHORTEST_WAIT: Duration = Duration::from_micros(50);
 
@@ -73,7 +77,12 @@ impl Reach {
     pub fn was_out(&self, time: Duration, now: Moment) {
         let mut account = self.lock();
         let not_booked = account.booked_until.map_or(time, |until| time.min(now.since(until)));
-        account.credit_ns = account.credit_ns.saturating_sub(nanoseconds(not_booked));
+        let credit = account.credit_ns.saturating_sub(nanoseconds(not_booked));
+        let least = -(self.part_of(DEBT_MAX) / i64::from(SAVED_PART) * i64::from(SAVED_PART - 1));
+        if credit < least {
+            account.credited_at = account.credited_at.max(Some(now));
+        }
+        account.credit_ns = credit.max(least);
         account.booked_until = account.booked_until.max(Some(now));
     }
 
@@ -164,6 +173,16 @@ mod tests {
         let at_the_end = reach.wait(Moment::after_start(now + wait));
         assert!(at_the_end <= SHORTEST_WAIT);
         assert_eq!(reach.wait(Moment::after_start(now + wait + SHORTEST_WAIT)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_window_that_was_out_for_an_hour_holds_up_the_next_one_for_a_second() {
+        let reach = Reach::new(THIRTY_PERCENT);
+        assert_eq!(reach.wait(Moment::after_start(Duration::ZERO)), Duration::ZERO);
+        let hour = Duration::from_secs(3_600);
+        reach.was_out(hour, Moment::after_start(hour));
+        assert_eq!(reach.wait(Moment::after_start(hour)), DEBT_MAX);
+        assert_eq!(reach.wait(Moment::after_start(hour + DEBT_MAX + SHORTEST_WAIT)), Duration::ZERO);
     }
 
     #[test]
