@@ -52,7 +52,7 @@ pub enum Place {
 
 /// Backing of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct PlaceBacking {
     /// Number of base pages present, without the shared zero page.
     pub resident: u16,
     /// Whether it is one huge page.
@@ -147,7 +147,7 @@ pub trait Mover: Send + Sync {
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
-    fn look(&self, place: Place) -> Result<Look, HostError>;
+    fn look(&self, place: Place) -> Result<PlaceBacking, HostError>;
 
     /// Lifts a window's mark `MADV_NOHUGEPAGE`: under it the kernel makes a page table at the first touch, and a huge
     /// page cannot be moved under a page table.

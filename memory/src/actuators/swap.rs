@@ -38,7 +38,7 @@ use super::vacated_pages::VacatedPages;
 use crate::claims::Claimed;
 use crate::detached::Aside;
 use crate::host::{Host, HostError, beside_huge_pages};
-use crate::mover::{ALL_PAGES, Look, Mover, Place, READY_SLOTS, TRIAL_SLOT};
+use crate::mover::{ALL_PAGES, Mover, Place, PlaceBacking, READY_SLOTS, TRIAL_SLOT};
 use crate::numa::placement::Source;
 
 /// A swap that was tried, or found unnecessary.
@@ -171,7 +171,12 @@ impl Swapper {
 
     /// Swaps in the huge page that a vacated window left. The old pages of `window`, which looked like `before`, are
     /// kept for the next window that is vacated, if there are enough of them.
-    fn swap_in_vacated(&mut self, window: WindowIndex, slot: u16, before: Look) -> Result<Duration, OutcomeResult> {
+    fn swap_in_vacated(
+        &mut self,
+        window: WindowIndex,
+        slot: u16,
+        before: PlaceBacking,
+    ) -> Result<Duration, OutcomeResult> {
         let exchanged = self.exchange(window, Place::Aside(slot));
         match exchanged {
             Ok((_, old)) if before.resident == BASE_PAGES_PER_WINDOW => {

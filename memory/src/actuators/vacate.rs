@@ -30,7 +30,7 @@ use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, Win
 use super::swap::{Swapper, refused};
 use crate::claims::Claimed;
 use crate::host::{Host, beside_huge_pages};
-use crate::mover::{Look, Place};
+use crate::mover::{Place, PlaceBacking};
 use crate::numa::placement::Source;
 
 /// An attempt to vacate a window, or the reason why there was none.
@@ -80,8 +80,8 @@ impl Swapper {
             return Err(OutcomeResult::Refused(Refusal::Busy)); // it would look like a hole
         }
         match self.aside.mover().look(guest).map_err(refused)? {
-            Look { resident: 0, .. } => return Err(OutcomeResult::Skipped(Skip::NotResident)),
-            Look { is_huge: false, .. } => return Err(OutcomeResult::Skipped(Skip::AlreadyDone)),
+            PlaceBacking { resident: 0, .. } => return Err(OutcomeResult::Skipped(Skip::NotResident)),
+            PlaceBacking { is_huge: false, .. } => return Err(OutcomeResult::Skipped(Skip::AlreadyDone)),
             _ if self.keeps_page_tables() => return Err(OutcomeResult::Skipped(Skip::NoMechanism)),
             _ => {}
         }

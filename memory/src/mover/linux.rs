@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 
-use super::{ASIDE_SLOTS, BASE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
+use super::{ASIDE_SLOTS, BASE_SLOTS, Mover, Place, PlaceBacking, TRIAL_SLOT};
 use crate::backing::BackingKind;
 use crate::host::{Advice, HostError, PageRun};
 use crate::numa::placement::Source;
@@ -274,10 +274,10 @@ impl Mover for LinuxMover {
         Ok((runs, read))
     }
 
-    fn look(&self, place: Place) -> Result<Look, HostError> {
+    fn look(&self, place: Place) -> Result<PlaceBacking, HostError> {
         let runs = self.present(place)?;
         let count = |of: fn(&&PageRun) -> bool| runs.iter().filter(of).map(|run| page_count(run.bytes)).sum::<u16>();
-        Ok(Look { resident: count(|_| true), is_huge: count(|run| run.is_huge) == BASE_PAGES_PER_WINDOW })
+        Ok(PlaceBacking { resident: count(|_| true), is_huge: count(|run| run.is_huge) == BASE_PAGES_PER_WINDOW })
     }
 
     fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError> {
@@ -358,7 +358,7 @@ mod tests {
         let Some(mover) = mover() else { return };
         mover.populate_base(3, Source::default()).expect("memory");
         let base = Place::Base(3);
-        assert_eq!(mover.look(base).expect("scan"), Look { resident: BASE_PAGES_PER_WINDOW, is_huge: false });
+        assert_eq!(mover.look(base).expect("scan"), PlaceBacking { resident: BASE_PAGES_PER_WINDOW, is_huge: false });
         assert_eq!(mover.look(Place::Base(2)).expect("scan").resident, 0, "its neighbour has none");
         let words = mover.piece(base, &ALL_PAGES).words();
         words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use wideleaf_policies::{Bytes, WindowIndex};
 
 use crate::host::HostError;
-use crate::mover::{Look, Mover, Place};
+use crate::mover::{Mover, Place, PlaceBacking};
 use crate::numa::placement::Source;
 use crate::testing::fault_injection::{Fate, FaultInjection};
 
@@ -103,7 +103,7 @@ impl Mover for FailingMover {
         self.real.zero_pages(place)
     }
 
-    fn look(&self, place: Place) -> Result<Look, HostError> {
+    fn look(&self, place: Place) -> Result<PlaceBacking, HostError> {
         self.refuse("look", &[libc::EINTR, libc::ENOMEM])?;
         self.real.look(place)
     }

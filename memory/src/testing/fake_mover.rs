@@ -12,7 +12,7 @@ use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 
 use crate::host::HostError;
-use crate::mover::{self, ALL_PAGES, Look, Mover, Place};
+use crate::mover::{self, ALL_PAGES, Mover, Place, PlaceBacking};
 use crate::numa::placement::Source;
 use crate::testing::fake_calls::FakeCalls;
 use crate::testing::fake_pages::{FakePages, Page};
@@ -505,11 +505,11 @@ impl Mover for FakeMover {
         Ok((runs, read))
     }
 
-    fn look(&self, place: Place) -> Result<Look, HostError> {
+    fn look(&self, place: Place) -> Result<PlaceBacking, HostError> {
         let state = self.enter("fake look")?;
         let is_present = |(page, _): &(u16, u64)| !state.swapped.contains(&(place, *page));
         let resident = state.pages.of(place).filter(is_present).count() as u16;
-        Ok(Look { resident, is_huge: state.huge.contains(&place) })
+        Ok(PlaceBacking { resident, is_huge: state.huge.contains(&place) })
     }
 
     fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError> {
