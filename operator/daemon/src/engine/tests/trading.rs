@@ -11,7 +11,7 @@ use wideleaf_control::protocol::PriceOfHugePage;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::Host as _;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
-use wideleaf_memory::mover::{ALL_PAGES, Look, Mover as _, Place};
+use wideleaf_memory::mover::{ALL_PAGES, Mover as _, Place, PlaceBacking};
 use wideleaf_memory::region::{GuestRam, RamRange};
 use wideleaf_memory::sensors::outside_heat::{Heat, HeatRegion, HeatSource, LatestHeat};
 use wideleaf_memory::testing::fake_host::FakeHost;
@@ -89,7 +89,7 @@ impl ColdGuest {
 
     fn tick(&mut self) {
         self.work.tick();
-        let on_base_pages = Look { resident: 512, is_huge: false };
+        let on_base_pages = PlaceBacking { resident: 512, is_huge: false };
         for window in 0..COLD_WINDOWS {
             if self.mover.look(Place::Guest(WindowIndex::new(window))).expect("no call fails") == on_base_pages {
                 self.host.make_present(self.ram.base() + mib(2) * window, mib(2), false);
