@@ -86,6 +86,9 @@ pub struct SupplyDemand {
     pub is_host_short: bool,
     /// Whether [`SupplyRules::low`] blocks are kept ready for windows that wait later.
     pub keeps_reserve: bool,
+    /// NUMA nodes of the windows that wait; empty: blocks of any node serve them, or those of
+    /// [`BlockSupply::on_nodes`].
+    pub nodes: NodeSet,
 }
 
 impl SupplyDemand {
@@ -174,7 +177,8 @@ impl BlockSupply {
         BlockSupply { host, nodes: NodeSet::EMPTY, shared, thread: Mutex::default() }
     }
 
-    /// The same, with blocks of these NUMA nodes alone: those on which guest RAM is placed. Empty: of any.
+    /// The same, with blocks of these NUMA nodes alone, unless a demand names others: those on which guest RAM is
+    /// placed. Empty: of any.
     #[must_use]
     pub fn on_nodes(mut self, nodes: NodeSet) -> BlockSupply {
         self.nodes = nodes;
@@ -186,6 +190,8 @@ impl BlockSupply {
     /// # Errors
     /// There is work, and no thread could be started. The next call tries again.
     pub fn want(&self, demand: SupplyDemand) -> io::Result<()> {
+        let nodes = if demand.nodes.is_empty() { self.nodes } else { demand.nodes };
+        let demand = SupplyDemand { nodes, ..demand };
         let before = std::mem::replace(&mut self.shared.lock().demand, demand);
         if !before.has_work() && demand.has_work() {
             self.shared.changed.notify_all();
@@ -213,8 +219,8 @@ impl BlockSupply {
     fn start(&self) -> io::Result<()> {
         let mut thread = self.thread.lock();
         if thread.is_none() {
-            let (host, nodes, shared) = (self.host.clone(), self.nodes, self.shared.clone());
-            *thread = Some(thread::Builder::new().name("block-supply".into()).spawn(move || shared.work(host, nodes))?);
+            let (host, shared) = (self.host.clone(), self.shared.clone());
+            *thread = Some(thread::Builder::new().name("block-supply".into()).spawn(move || shared.work(host))?);
         }
         Ok(())
     }
@@ -238,11 +244,11 @@ impl Shared {
     }
 
     /// The thread, from start to end.
-    fn work(&self, host: Arc<dyn Host>, nodes: NodeSet) {
+    fn work(&self, host: Arc<dyn Host>) {
         if let Err(error) = sys::priority::yield_to_all_others() {
             tracing::warn!("free blocks are made at the usual priority: {error}");
         }
-        let mut supplier = Supplier::new(host.clone(), HeldBlocks::new(host, nodes));
+        let mut supplier = Supplier::new(host.clone(), HeldBlocks::new(host));
         while let Some(wanted) = self.next(supplier.pause(), supplier.is_holding()) {
             supplier.step(wanted.demand, wanted.rules);
             self.report.lock().clone_from(supplier.report());

@@ -28,6 +28,9 @@ pub(super) trait Blocks {
 
     /// Gives all of them back to the host.
     fn give_back(&mut self);
+
+    /// Takes further ones from these NUMA nodes, or from any if there is none. Only while none is held.
+    fn take_from(&mut self, nodes: &NodeSet);
 }
 
 /// Blocks of this machine.
@@ -41,8 +44,8 @@ pub(super) struct HeldBlocks {
 }
 
 impl HeldBlocks {
-    pub fn new(host: Arc<dyn Host>, nodes: NodeSet) -> HeldBlocks {
-        HeldBlocks { host, nodes, windows: None, held: 0 }
+    pub fn new(host: Arc<dyn Host>) -> HeldBlocks {
+        HeldBlocks { host, nodes: NodeSet::EMPTY, windows: None, held: 0 }
     }
 
     fn windows(&mut self) -> Result<&AddressReservation, HostError> {
@@ -71,8 +74,10 @@ fn mapped(nodes: &NodeSet) -> Result<AddressReservation, HostError> {
     windows.map_at(Bytes::ZERO, bytes, None)?;
     if !nodes.is_empty() {
         let policy = NodePolicy { mode: MemoryMode::Bind, nodes: *nodes };
-        let placed = policy.apply(windows.base(), bytes);
-        placed.map_err(|source| HostError { what: "mbind of free blocks", source })?;
+        // A VM may have told of nodes that this process may not use, or that do not exist.
+        if let Err(error) = policy.apply(windows.base(), bytes) {
+            tracing::debug!("free blocks of any node are made, not only of {nodes}: {error}");
+        }
     }
     Ok(windows)
 }
@@ -108,12 +113,21 @@ impl Blocks for HeldBlocks {
             discard(windows, 0, held);
         }
     }
+
+    fn take_from(&mut self, nodes: &NodeSet) {
+        if *nodes != self.nodes {
+            // Mapped anew at the next request, with a policy of memory for these nodes.
+            (self.nodes, self.windows) = (*nodes, None);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::host::linux::LinuxHost;
+    use wideleaf_policies::NodeId;
+    use wideleaf_policies::node::NODES_MAX;
 
     /// Pages that are present in the windows of `blocks`.
     fn present(blocks: &HeldBlocks) -> Bytes {
@@ -125,11 +139,25 @@ mod tests {
 
     #[test]
     fn blocks_are_huge_pages_until_they_are_given_back() {
-        let mut blocks = HeldBlocks::new(Arc::new(LinuxHost::open().expect("/proc is mounted")), NodeSet::EMPTY);
+        let mut blocks = HeldBlocks::new(Arc::new(LinuxHost::open().expect("/proc is mounted")));
         let taken = (0..3).filter(|_| blocks.take().is_ok()).count() as u64;
         // A kernel with no block gives none, and holds nothing for the request.
         assert_eq!((blocks.held(), present(&blocks)), (taken, WINDOW.bytes() * taken));
         blocks.give_back();
         assert_eq!((blocks.held(), present(&blocks)), (0, Bytes::ZERO));
+    }
+
+    #[test]
+    fn nodes_that_do_not_exist_leave_the_choice_to_the_kernel() {
+        let mut blocks = HeldBlocks::new(Arc::new(LinuxHost::open().expect("/proc is mounted")));
+        for node in [NODES_MAX - 1, 0] {
+            blocks.take_from(&NodeSet::of(NodeId(node)));
+            assert!(blocks.windows.is_none(), "mapped anew, with a policy for node {node}");
+            // The kernel may have no block: then the request for one fails, and not its preparation.
+            assert!(blocks.take().is_ok() || blocks.windows.is_some(), "node {node}");
+            blocks.give_back();
+        }
+        blocks.take_from(&NodeSet::of(NodeId(0)));
+        assert!(blocks.windows.is_some(), "the same nodes as before");
     }
 }

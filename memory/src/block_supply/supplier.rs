@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_policies::Moment;
+use wideleaf_policies::{Moment, NodeSet};
 
 use super::held_blocks::{Blocks, HELD_MAX};
 use super::pressure::{LOOK_EVERY, PressureWatch, Reading, Stop};
@@ -105,7 +105,7 @@ impl<B: Blocks> Supplier<B> {
         let work = self.work(demand, &rules);
         self.note_stop(&work);
         match work {
-            Work::Take { goal } => self.take(goal),
+            Work::Take { goal } => self.take(goal, &demand.nodes),
             Work::Nothing | Work::Wait | Work::Stop(_) => self.rest(LOOK_EVERY),
         }
         let cpu = self.host.thread_cpu_time().saturating_sub(cpu_before);
@@ -138,9 +138,13 @@ impl<B: Blocks> Supplier<B> {
         self.stopped_by = stop;
     }
 
-    /// Takes one block. The round ends when there are enough, or the kernel has no more.
-    fn take(&mut self, goal: u64) {
+    /// Takes one block, the first one of a round from these NUMA nodes, as all others of the round. It ends when there
+    /// are enough, or the kernel has no more.
+    fn take(&mut self, goal: u64, nodes: &NodeSet) {
         let (before, began) = (Compactions::read(self.host.as_ref()), self.host.now());
+        if self.blocks.held() == 0 {
+            self.blocks.take_from(nodes);
+        }
         let taken = self.blocks.take();
         self.pressure.was_busy(self.host.now().since(began));
         let after = Compactions::read(self.host.as_ref());
@@ -242,7 +246,7 @@ impl Credit {
 mod tests {
     use parking_lot::Mutex;
 
-    use wideleaf_policies::PerTenThousand;
+    use wideleaf_policies::{NodeId, PerTenThousand};
 
     use super::*;
     use crate::block_supply::pressure::{CPU, MEMORY};
@@ -262,6 +266,8 @@ mod tests {
         held: u64,
         /// Blocks that stay on the list of a CPU when they are given back.
         on_list: u64,
+        /// Nodes of each round.
+        nodes: Vec<NodeSet>,
     }
 
     /// Blocks of a fake host; clones share it.
@@ -313,6 +319,11 @@ mod tests {
             }
             self.tell();
         }
+
+        fn take_from(&mut self, nodes: &NodeSet) {
+            assert_eq!(self.held(), 0);
+            self.memory().nodes.push(*nodes);
+        }
     }
 
     /// A supply on a host that is calm and has saved up all credit.
@@ -350,7 +361,7 @@ mod tests {
             while self.host.now() < until {
                 let free = self.blocks.memory().free;
                 let keeps_reserve = self.keeps_reserve;
-                self.step(SupplyDemand { windows, free, is_host_short: false, keeps_reserve }, until);
+                self.step(SupplyDemand { windows, free, keeps_reserve, ..SupplyDemand::default() }, until);
             }
         }
 
@@ -466,6 +477,21 @@ mod tests {
         let stopped = bench.report().stopped;
         assert_eq!(stopped.keys().copied().collect::<Vec<_>>(), ["cpu_pressure", "host_short", "memory_pressure"]);
         assert_eq!(stopped["cpu_pressure"], 1, "{stopped:?}");
+    }
+
+    #[test]
+    fn a_round_keeps_to_the_nodes_that_were_wanted_at_its_begin() {
+        let mut bench = Bench::new(0, 1000);
+        let [here, there] = [0, 1].map(|node| NodeSet::of(NodeId(node)));
+        let on = |nodes| SupplyDemand { windows: 99, nodes, ..SupplyDemand::default() };
+        bench.run_with(on(here), SECOND / 2 + REQUEST * 3);
+        assert!(bench.blocks.held() > 0, "a round is under way");
+        while bench.blocks.held() > 0 {
+            bench.supplier.step(on(there), bench.rules);
+        }
+        assert_eq!(bench.blocks.memory().nodes, [here]);
+        bench.run_with(on(there), 3 * SECOND);
+        assert_eq!(bench.blocks.memory().nodes, [here, there]);
     }
 
     #[test]

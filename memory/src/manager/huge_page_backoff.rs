@@ -28,7 +28,7 @@
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use wideleaf_policies::{HugePages, Moment, NodeId, OutcomeResult, Refusal};
+use wideleaf_policies::{HugePages, Moment, NodeId, NodeSet, OutcomeResult, Refusal};
 
 use crate::host::Host;
 use crate::sensors::free_blocks::{free_now, free_now_on};
@@ -108,6 +108,13 @@ impl HugePageBackoff {
     /// Number of windows that were not promoted at the latest tick, for want of a huge page.
     pub fn waiting(&self) -> u64 {
         self.lock().iter().map(|scarce| scarce.waiting).sum()
+    }
+
+    /// NUMA nodes of these windows; empty if some of them may be on any node.
+    pub fn nodes_waited_for(&self) -> NodeSet {
+        let states = self.lock();
+        let waiting = states.iter().filter(|scarce| scarce.waiting > 0);
+        waiting.map(|scarce| scarce.node).collect::<Option<NodeSet>>().unwrap_or_default()
     }
 
     /// Notes free pages that `/proc/buddyinfo` does not count: on the lists of the CPUs. Their node is not known: they
@@ -293,6 +300,20 @@ mod tests {
         assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
         assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt), "one block, one permission");
         assert_eq!(backoff.may_ask(&host, None), None);
+    }
+
+    #[test]
+    fn windows_wait_for_the_nodes_that_their_requests_named() {
+        let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
+        set_free(&host, 0);
+        let nodes_after = |node: Option<u16>| {
+            backoff.learn(&host, node.map(NodeId), Grounds::Plenty, NO, CHEAP);
+            backoff.nodes_waited_for().to_string()
+        };
+        assert_eq!(backoff.nodes_waited_for(), NodeSet::EMPTY);
+        assert_eq!([Some(1), Some(3), Some(3), None].map(nodes_after), ["1", "1,3", "1,3", ""]);
+        backoff.begin_tick(&host);
+        assert_eq!(backoff.nodes_waited_for(), NodeSet::EMPTY, "none waits any more");
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl ManagerLoop {
         // A policy that bids plans only for the windows that the free pages suffice for.
         let windows = self.policy.lock().bids().map_or(0, Bids::wanted).max(waiting);
         let is_host_short = self.shortage.update(host_memory(self.host.as_ref()).ok());
-        SupplyDemand { windows, free, is_host_short, keeps_reserve: false }
+        SupplyDemand { windows, free, is_host_short, keeps_reserve: false, nodes: self.huge_pages.nodes_waited_for() }
     }
 
     /// No window waits from now on.
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(work.demand(), SupplyDemand { windows: 4, ..SupplyDemand::default() });
         set_free(&host, 7);
         set_available(&host, 10);
-        let short = SupplyDemand { windows: 4, free: 2, is_host_short: true, keeps_reserve: false };
+        let short = SupplyDemand { windows: 4, free: 2, is_host_short: true, ..SupplyDemand::default() };
         assert_eq!(work.demand(), short);
         work.steering.set_supplied(true);
         assert_eq!(work.demand(), SupplyDemand::default(), "the daemon asks for all");

@@ -8,6 +8,9 @@
 //!   no refusal any more ─▶ no price: each policy decides alone
 //! ```
 //!
+//! On a host with several NUMA nodes, the VMs of each node are cleared among themselves, and so are those on several
+//! nodes: a page of another node would be vacated for nothing.
+//!
 //! An external guest buys and holds huge pages, but gives none back: no call from outside takes one out of a window.
 //! Nor does a VM that may copy nothing, since its memory has to stay as small as it is.
 
@@ -15,7 +18,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use wideleaf_policies::market::{Allowances, Bidder, COMING_FOR, Clearing, clearing_price, spare};
-use wideleaf_policies::{Bids, Bytes, HugePagePrice, PerTenThousand};
+use wideleaf_policies::{Bids, Bytes, HugePagePrice, NodeId, PerTenThousand};
 
 use super::supplying::waiting;
 use super::vm::{Hands, Vm};
@@ -28,26 +31,42 @@ pub(super) const CLEARED_EVERY: Duration = Duration::from_millis(200);
 /// State of the market.
 #[derive(Debug, Default)]
 pub(super) struct Market {
-    /// Price on the whole host, in cycles per second at weight 1; `None` while huge pages are not short.
-    price: Option<u64>,
-    /// Pages that VMs may give back and that no bidder has got yet.
-    coming: Allowances,
-    /// Number of windows of each VM that wanted a page at the latest clearing, and its time.
-    wanted: BTreeMap<ProcessId, u64>,
+    /// What is known of each NUMA node with VMs, and under `None` of the VMs on several nodes.
+    nodes: BTreeMap<Option<NodeId>, NodeMarket>,
     cleared_at: Duration,
 }
 
+/// Part of the market with the VMs of one NUMA node: a page of another node is of no use to them.
+#[derive(Debug, Default)]
+struct NodeMarket {
+    /// Price in cycles per second at weight 1; `None` while huge pages are not short.
+    price: Option<u64>,
+    /// Pages that VMs may give back and that no bidder has got yet.
+    coming: Allowances,
+    /// Number of windows of each VM that wanted a page at the latest clearing.
+    wanted: BTreeMap<ProcessId, u64>,
+}
+
 impl Market {
-    /// Price of a huge page, in cycles per second at weight 1; 0 while they are not short.
+    /// Price of a huge page, in cycles per second at weight 1; 0 while they are not short. With several NUMA nodes the
+    /// highest one.
     pub(super) fn price(&self) -> u64 {
-        self.price.unwrap_or(0)
+        self.nodes.values().filter_map(|node| node.price).max().unwrap_or(0)
+    }
+
+    fn is_open(&self) -> bool {
+        self.nodes.values().any(|node| node.price.is_some())
     }
 }
 
 impl Engine {
     /// Finds the price of huge pages and tells all managers of this daemon, also that it has ended.
     pub(super) fn clear_market(&self, now: Duration) {
-        self.table().clear_market(now);
+        {
+            let mut table = self.table();
+            table.drop_old_offers();
+            table.clear_market(now);
+        }
         // A manager that replaced another one, as at a change of policy, knows no price yet.
         let may_be_news = |vm: &Vm| vm.price.is_some() || vm.has_price;
         let of_vm = |(process, vm): (&_, &Vm)| Some((*process, vm.care().filter(|_| may_be_news(vm))?, vm.price));
@@ -67,22 +86,43 @@ impl Table {
     /// Clears the market again while it is open, after a VM of `wideleaf run` has reported its bids. Managers of this
     /// daemon know the price after the next second's clearing.
     pub(super) fn clear_market_again(&mut self, now: Duration) {
-        if self.market.price.is_some() && now.saturating_sub(self.market.cleared_at) >= CLEARED_EVERY {
+        if self.market.is_open() && now.saturating_sub(self.market.cleared_at) >= CLEARED_EVERY {
             self.clear_market(now);
+        }
+    }
+
+    /// Called once a second.
+    fn drop_old_offers(&mut self) {
+        for vm in self.vms.values_mut() {
+            vm.offer.take_if(|offer| !offer.grow_older());
         }
     }
 
     /// Sets the price of each VM.
     fn clear_market(&mut self, now: Duration) {
-        let offers = || self.vms.values().filter_map(|vm| Some((vm, vm.offer.as_ref()?.free?)));
+        self.market.cleared_at = now;
+        let mut by_node: BTreeMap<Option<NodeId>, Vec<(ProcessId, &mut Vm)>> = BTreeMap::new();
+        for (process, vm) in &mut self.vms {
+            by_node.entry(vm.node()).or_default().push((*process, vm));
+        }
+        let nodes = &mut self.market.nodes;
+        nodes.retain(|node, _| by_node.contains_key(node));
+        by_node.into_iter().for_each(|(node, mut vms)| nodes.entry(node).or_default().clear(now, &mut vms));
+    }
+}
+
+impl NodeMarket {
+    /// Sets the price of these VMs.
+    fn clear(&mut self, now: Duration, vms: &mut [(ProcessId, &mut Vm)]) {
+        let offers = || vms.iter().filter_map(|(_, vm)| Some((&**vm, vm.offer.as_ref()?.free?)));
         let is_open = offers().next().is_some();
         // Kept pages are counted out by each manager that was refused one; the least is the latest. One that wants no
         // page any more has none counted out.
         let free = offers().filter(|(vm, _)| waiting(vm) > 0).map(|(_, free)| free).min();
         let nothing = Bids::default();
-        let bidders: Vec<Bidder<'_>> = self.vms.values().map(|vm| bidder(vm, &nothing)).collect();
+        let bidders: Vec<Bidder<'_>> = vms.iter().map(|(_, vm)| bidder(vm, &nothing)).collect();
         let wanted = bidders.iter().map(|bidder| bidder.bids.wanted());
-        let coming = self.market.coming(now, self.vms.keys().copied().zip(wanted).collect());
+        let coming = self.coming(now, vms.iter().map(|(process, _)| *process).zip(wanted).collect());
         // Without a manager that waits, no other is held back; all sample what may be sold, for the next that waits.
         let cleared = is_open.then(|| match free {
             Some(free) => clearing_price(&bidders, free, coming),
@@ -90,12 +130,12 @@ impl Table {
         });
         if cleared.is_none() {
             // Managers drop what they may give when they hear that there is no price.
-            self.market.coming = Allowances::default();
+            self.coming = Allowances::default();
         }
-        self.market.price = cleared.as_ref().map(|clearing| clearing.price);
+        self.price = cleared.as_ref().map(|clearing| clearing.price);
         let prices = cleared.map(|clearing| clearing.of_vms).unwrap_or_default();
         let mut all_allowed = 0;
-        for (index, vm) in self.vms.values_mut().enumerate() {
+        for (index, (_, vm)) in vms.iter_mut().enumerate() {
             let untold = vm.price.map_or(0, |price| price.may_vacate);
             let left = spare_of(vm).saturating_sub(vm.allowed.pages(now, COMING_FOR));
             vm.price = prices.get(index).map(|price| {
@@ -105,18 +145,15 @@ impl Table {
                 HugePagePrice { may_vacate: allowed + untold, ..*price }
             });
         }
-        self.market.coming.add(now, all_allowed);
+        self.coming.add(now, all_allowed);
     }
-}
 
-impl Market {
     /// Number of pages that are coming, where this number of windows of each VM want one: if those of VMs that were
     /// there at the latest clearing want fewer, they have got the others. A VM that has ended has got none.
     fn coming(&mut self, now: Duration, wanted: BTreeMap<ProcessId, u64>) -> u64 {
         let before = std::mem::replace(&mut self.wanted, wanted);
         let both = before.iter().filter_map(|(process, before)| Some((before, self.wanted.get(process)?)));
         let (before, after) = both.fold((0_u64, 0_u64), |(before, after), (was, is)| (before + was, after + is));
-        self.cleared_at = now;
         self.coming.take(before.saturating_sub(after));
         self.coming.pages(now, COMING_FOR)
     }

@@ -6,6 +6,8 @@
 //!                                     └▶ blocks that became free since ─▶ least of all VMs ────────────┴─▶ supply
 //! ```
 //!
+//! On a host with several NUMA nodes, blocks are made on those where windows wait, if each VM is on one of them.
+//!
 //! There is one supply for the host: managers of external guests have none, and a `wideleaf run` lets its own one rest
 //! while it is registered.
 
@@ -13,7 +15,7 @@ use std::time::Duration;
 
 use wideleaf_memory::block_supply::SupplyDemand;
 use wideleaf_memory::explain::WhyNot;
-use wideleaf_policies::Refusal;
+use wideleaf_policies::{NodeSet, Refusal};
 
 use super::vm::Vm;
 use super::{Engine, SharedCare, Table, told_if_free};
@@ -52,7 +54,16 @@ impl Table {
         let windows = self.refused().map(|(vm, _)| waiting(vm)).sum();
         // As for the price: the least is the latest.
         let free = self.refused().map(|(_, free)| free).min().unwrap_or(0);
-        SupplyDemand { windows, free, is_host_short: self.host.is_short, keeps_reserve: false }
+        let nodes = self.nodes_short_of_pages();
+        SupplyDemand { windows, free, is_host_short: self.host.is_short, keeps_reserve: false, nodes }
+    }
+
+    /// NUMA nodes of the VMs with windows that wait, or else of those that were refused a page; empty if some of them
+    /// are on several nodes.
+    fn nodes_short_of_pages(&self) -> NodeSet {
+        let is_any_waiting = self.refused().any(|(vm, _)| waiting(vm) > 0);
+        let short = self.refused().filter(|(vm, _)| !is_any_waiting || waiting(vm) > 0);
+        short.map(|(vm, _)| vm.node()).collect::<Option<NodeSet>>().unwrap_or_default()
     }
 
     /// VMs with a manager that was refused a page, and the number of blocks that have become free for it since.

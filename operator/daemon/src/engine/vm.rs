@@ -9,7 +9,8 @@ use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, may_promote, pu
 use wideleaf_control::protocol::{Limits, PriceOfHugePage, SettingName, Settings};
 use wideleaf_control::view::{BackingView, Care, VmView, WorkView};
 use wideleaf_policies::market::Allowances;
-use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice};
+use wideleaf_policies::node::NODES_MAX;
+use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice, NodeId, PerTenThousand, TouchedFrom};
 
 use super::SharedCare;
 use super::offer::Offer;
@@ -188,6 +189,17 @@ impl Vm {
     /// Its backing as of its latest view; `None` where it cannot be seen.
     pub(super) fn backing(&self) -> Option<BackingView> {
         self.seen.backing
+    }
+
+    /// The NUMA node to which its huge pages belong, by its latest view: all of its vCPUs ran there last, and at least
+    /// four fifths of its memory is there. `None`: of several nodes, not known, or the host has one node.
+    pub(super) fn node(&self) -> Option<NodeId> {
+        let numa = self.seen.numa.as_ref().filter(|numa| numa.nodes.len() > 1)?;
+        let mut with_vcpus = numa.nodes.iter().filter(|node| node.vcpus > 0);
+        let only = with_vcpus.next().filter(|_| with_vcpus.next().is_none())?;
+        let known = numa.nodes.iter().fold(0_u64, |known, node| known.saturating_add(node.memory));
+        let is_there = known == 0 || PerTenThousand::of(only.memory, known).get() >= TouchedFrom::ALMOST_ALL.get();
+        (is_there && only.node < NODES_MAX).then_some(NodeId(only.node))
     }
 
     /// Larger share of the guarantees of this daemon and of its own process, in ten thousandths.

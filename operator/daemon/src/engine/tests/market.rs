@@ -1,6 +1,7 @@
 //! The bids of all VMs of a host, cleared together.
 
 use wideleaf_control::protocol::{BidsReport, PriceOfHugePage};
+use wideleaf_control::view::{NodeView, NumaView};
 use wideleaf_policies::HugePagePrice;
 use wideleaf_policies::market::bid;
 
@@ -108,6 +109,24 @@ fn a_vm_that_reports_late_is_not_asked_again_while_it_may_still_give() {
 }
 
 #[test]
+fn nothing_is_vacated_for_a_vm_that_reports_no_more() {
+    let bench = Bench::new("");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
+    let holds = bids(None, &[(0, 0, 90)]);
+    hot.tells(Some(bids(Some(0), &[(HOT, 10, 0)])));
+    cold.tells(Some(holds.clone()));
+    let told_at = |second| {
+        bench.tick_at(second);
+        cold.tells(Some(holds.clone())).map(|(_, may_vacate)| may_vacate)
+    };
+    let told: Vec<Option<u64>> = (1..=30).map(told_at).collect();
+    let (priced, after) = told.split_at(10);
+    assert_eq!(priced.iter().flatten().sum::<u64>(), 20, "twice, since it may have been slow");
+    assert_eq!(after, [None; 20]);
+    assert!(bench.list().iter().any(|vm| vm.name == "hot"), "it is still there");
+}
+
+#[test]
 fn every_vm_is_told_how_many_pages_are_free() {
     let bench = Bench::new("");
     let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
@@ -190,6 +209,55 @@ fn while_free_pages_suffice_the_price_is_zero_and_no_window_is_vacated() {
     cold.tells(Some(holds.clone()));
     bench.tick_at(1);
     assert_eq!((hot.tells(Some(wants)), cold.tells(Some(holds))), (Some((0, 0)), Some((0, 0))));
+}
+
+/// A VM's part of a host with two nodes: all of its vCPUs run on one, and this share of its memory is there, in percent.
+pub(super) fn numa(node: u16, percent: u64) -> NumaView {
+    let of = |number| NodeView {
+        node: number,
+        may_use: true,
+        vcpus: if number == node { 2 } else { 0 },
+        memory: mib(if number == node { percent } else { 100 - percent }).get(),
+        ..NodeView::default()
+    };
+    NumaView { nodes: vec![of(0), of(1)], ..NumaView::default() }
+}
+
+#[test]
+fn a_vm_gives_a_page_only_to_one_on_its_own_numa_node() {
+    let bench = Bench::new("");
+    let mut runs = [(1, "hot"), (2, "near"), (3, "far"), (4, "spread")]
+        .map(|(pid, name)| Run::register(&bench, pid, name, mib(200)));
+    for (run, (node, percent)) in runs.iter_mut().zip([(1, 100), (1, 80), (0, 100), (1, 79)]) {
+        run.view.numa = Some(numa(node, percent));
+    }
+    let [hot, near, far, spread] = &runs;
+    let holds = |cycles_per_s| Some(bids(None, &[(cycles_per_s, 0, 50)]));
+    hot.tells(Some(bids(Some(0), &[(HOT, 10, 0)])));
+    near.tells(holds(bid(5_000)));
+    far.tells(holds(0));
+    spread.tells(holds(0));
+    bench.tick_at(10);
+    assert_eq!([far.tells(holds(0)), spread.tells(holds(0))], [None, None], "pages are not short on their nodes");
+    assert_eq!(near.tells(None), Some((HOT, 10)));
+    assert_eq!(bench.engine.scrape().huge_page_price, HOT);
+    assert_eq!(hot.exchanges(None).map(|price| (price.cycles_per_s, price.free)), Some((HOT, Some(0))));
+}
+
+#[test]
+fn each_numa_node_has_a_price_of_its_own_and_the_highest_one_is_reported() {
+    let bench = Bench::new("");
+    let mut runs = [(1, "here"), (2, "there")].map(|(pid, name)| Run::register(&bench, pid, name, mib(200)));
+    for (run, node) in runs.iter_mut().zip([0, 1]) {
+        run.view.numa = Some(numa(node, 100));
+    }
+    let cold = bid(100_000);
+    runs[0].tells(Some(bids(Some(2), &[(cold, 5, 0)])));
+    runs[1].tells(Some(bids(Some(0), &[(HOT, 5, 0)])));
+    bench.tick_at(10);
+    let told = |run: &Run<'_>| run.exchanges(None).map(|price| (price.cycles_per_s, price.free));
+    assert_eq!(bench.engine.scrape().huge_page_price, HOT);
+    assert_eq!(runs.each_ref().map(told), [Some((cold, Some(2))), Some((HOT, Some(0)))]);
 }
 
 #[test]

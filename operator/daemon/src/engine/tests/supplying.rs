@@ -3,6 +3,7 @@
 use wideleaf_control::protocol::BidsReport;
 use wideleaf_policies::PerTenThousand;
 
+use super::market::numa;
 use super::*;
 
 /// Registers a run that reports these bids, and this number of windows that wait by their reason.
@@ -64,7 +65,7 @@ fn windows_that_wait_are_added_up_over_the_vms_with_a_refused_manager() {
     report(&bench, 2, Some(BidsReport { free: Some(4), levels: Vec::new() }), 5);
     // Its manager was not refused a page.
     report(&bench, 3, bids(None, 100), 100);
-    let expected = SupplyDemand { windows: 15, free: 4, is_host_short: false, keeps_reserve: true };
+    let expected = SupplyDemand { windows: 15, free: 4, keeps_reserve: true, ..SupplyDemand::default() };
     assert_eq!(demand_at(&bench, 2), expected);
     assert_eq!(bench.engine.scrape().supply.made, 7);
 }
@@ -96,4 +97,30 @@ fn a_reserve_is_kept_for_a_while_after_a_window_waited_and_only_while_pages_are_
     let seconds = [&waits[..], &ends].concat();
     assert_eq!(kept("[supply]\nreserve_for = \"10s\"", &seconds), [false, true, true, false, true, false]);
     assert_eq!(kept("[supply]\nreserve_for = \"0s\"", &seconds), [false; 6]);
+}
+
+/// Registers a run on this node, or on several, whose manager was refused a page, and with this number of windows that
+/// want one.
+fn report_on(bench: &Bench, pid: u32, node: Option<u16>, wanted: u32) {
+    let bids = BidsReport { free: Some(0), levels: vec![(1 << 20, wanted, 3)] };
+    let live = LiveReport { bids: Some(Box::new(bids)), ..LiveReport::default() };
+    let mut vm = own_view(pid);
+    vm.numa = node.map(|node| numa(node, 100));
+    let peer = Peer { pid, uid: 0, gid: 0 };
+    let reply = bench.service.answer(ConnectionId::new(pid.into()), peer, Request::Register { vm, live });
+    assert!(matches!(reply, Reply::Ok(_)), "{reply:?}");
+}
+
+#[test]
+fn blocks_are_wanted_on_the_nodes_where_windows_wait_if_each_vm_is_on_one() {
+    let bench = Bench::new("");
+    let wanted_at = |second| demand_at(&bench, second).nodes.to_string();
+    report_on(&bench, 1, Some(1), 0);
+    assert_eq!(wanted_at(1), "1", "a reserve would be kept there");
+    report_on(&bench, 2, Some(0), 2);
+    assert_eq!(wanted_at(2), "0", "a window waits");
+    report_on(&bench, 3, Some(1), 5);
+    assert_eq!(wanted_at(3), "0-1");
+    report_on(&bench, 4, None, 1);
+    assert_eq!(wanted_at(4), "", "its windows may be anywhere");
 }
