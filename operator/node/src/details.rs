@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use wideleaf_control::view::{Care, Explanation, Guarantee, VmView};
 
+use crate::annotations::Requested;
 use crate::verdict::{Verdict, first_reason};
-use crate::wishes::Wishes;
 
 /// Name of the annotation.
 pub const STATUS: &str = "wideleaf.io/status";
@@ -63,7 +63,7 @@ impl Details {
         guest: &VmView,
         explanation: Option<&Explanation>,
         verdict: &Verdict,
-        asked: &Wishes,
+        asked: &Requested,
     ) -> Details {
         let percent = |share: u32| f64::from(share / 10) / 10.0;
         let backing = guest.backing.unwrap_or_default();
@@ -92,10 +92,10 @@ impl Details {
         }
     }
 
-    /// Wishes that an earlier agent has passed on for this guest.
-    pub fn asked(&self) -> Wishes {
+    /// Settings that an earlier agent has passed on for this guest.
+    pub fn asked(&self) -> Requested {
         let guarantee = self.asked_guarantee.as_deref().and_then(|text| text.parse::<Guarantee>().ok());
-        Wishes { policy: self.asked_policy.clone(), guarantee }
+        Requested { policy: self.asked_policy.clone(), guarantee }
     }
 
     /// Whether a reader learns something new after `before`: amounts that moved a little are not news.
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn an_annotation_comes_back_as_it_was_written() {
-        let asked = Wishes { policy: Some("auto".into()), guarantee: Some(Guarantee::Coverage(9_500)) };
+        let asked = Requested { policy: Some("auto".into()), guarantee: Some(Guarantee::Coverage(9_500)) };
         let guest = guest("shop_db", None);
         let details = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &asked);
         assert_eq!(Details::parse(&details.text()), Some(details.clone()));
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_percent_or_a_twentieth_of_the_memory_is_news_and_less_is_not() {
         let guest = guest("shop_db", None);
-        let before = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &Wishes::default());
+        let before = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &Requested::default());
         let with = |change: &dyn Fn(&mut Details)| {
             let mut after = before.clone();
             change(&mut after);

@@ -25,13 +25,13 @@ use wideleaf_control::protocol::{OrdinaryMemory, Request as Ask};
 use wideleaf_control::socket_file::{SocketFile, SocketFileError};
 use wideleaf_control::view::{Care, VmView, Vmm};
 
+use crate::annotations::Requested;
 use crate::cgroup;
 use crate::counters::Counters;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, is_for_now};
 use crate::objects::VmiFacts;
-use crate::rounds::Holds;
+use crate::rounds::{HOLD_S, Holds};
 use crate::store::Store;
-use crate::wishes::Wishes;
 
 mod messages;
 
@@ -49,9 +49,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Interval between looks for a guest that has just started.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// Time for which a guest is left alone for its migration, where nothing tells that it is over, in seconds.
-const HOLD_S: u64 = 600;
 
 /// Number of calls at one time; further ones wait. Also the number of those that go on after their answer: further ones
 /// are ignored.
@@ -96,10 +93,10 @@ impl Hooks {
             self.counters.hook(known, "ignored");
             return Ok(());
         };
-        let (wishes, _) = Wishes::of(Some(&vmi.annotations), None);
+        let (requested, _) = Requested::of(Some(&vmi.annotations), None);
         let within = limit.saturating_sub(MARGIN).max(limit / 2);
-        if can_refuse(known) && wishes.prevents_start() {
-            return self.carry_out(known, &vmi, &wishes, within).await;
+        if can_refuse(known) && requested.prevents_start() {
+            return self.carry_out(known, &vmi, &requested, within).await;
         }
         let Ok(room) = Arc::clone(&self.asides).try_acquire_owned() else {
             return self.ended(known, &vmi, Outcome::Ignored(format!("{CALLS_MAX} calls are under way")));
@@ -107,7 +104,7 @@ impl Hooks {
         let hooks = Arc::clone(self);
         let aside = tokio::spawn(async move {
             // It has no result for the caller, which may have its answer already.
-            let _ = hooks.carry_out(known, &vmi, &wishes, within).await;
+            let _ = hooks.carry_out(known, &vmi, &requested, within).await;
             drop(room);
         });
         let _ = tokio::time::timeout(ANSWER_WITHIN.min(within), aside).await;
@@ -119,12 +116,12 @@ impl Hooks {
         &self,
         point: &'static str,
         vmi: &VmiFacts,
-        wishes: &Wishes,
+        requested: &Requested,
         within: Duration,
     ) -> Result<(), Status> {
-        let called = tokio::time::timeout(within, self.act(point, vmi, wishes, within)).await;
+        let called = tokio::time::timeout(within, self.act(point, vmi, requested, within)).await;
         let late = format!("wideleafd gave no answer within {} s", within.as_secs());
-        let outcome = called.unwrap_or_else(|_| refused_if(can_refuse(point) && wishes.prevents_start(), late));
+        let outcome = called.unwrap_or_else(|_| refused_if(can_refuse(point) && requested.prevents_start(), late));
         self.store.wake();
         self.ended(point, vmi, outcome)
     }
@@ -150,19 +147,19 @@ impl Hooks {
         }
     }
 
-    async fn act(&self, point: &str, vmi: &VmiFacts, wishes: &Wishes, within: Duration) -> Outcome {
+    async fn act(&self, point: &str, vmi: &VmiFacts, requested: &Requested, within: Duration) -> Outcome {
         match point {
-            "PreVMStart" | "PreMigrationTarget" => self.make_room(vmi, wishes, within).await,
-            "PostVMStart" | "PostMigrationTarget" => self.attach(vmi, wishes, within).await,
+            "PreVMStart" | "PreMigrationTarget" => self.make_room(vmi, requested, within).await,
+            "PostVMStart" | "PostMigrationTarget" => self.attach(vmi, requested, within).await,
             "PreMigrationSource" => self.hold_still(vmi, within).await,
-            "PreVMStop" | "PostVMStop" if wishes.prevents_start() => self.give_back(vmi, within).await,
+            "PreVMStop" | "PostVMStop" if requested.prevents_start() => self.give_back(vmi, within).await,
             _ => Outcome::Done,
         }
     }
 
     /// Asks for room, for VMs that must not start without it. Pages of the kubelet's pools are the kubelet's.
-    async fn make_room(&self, vmi: &VmiFacts, wishes: &Wishes, within: Duration) -> Outcome {
-        let Some(share) = wishes.guarantee.filter(|_| wishes.prevents_start()).and_then(|of| of.share()) else {
+    async fn make_room(&self, vmi: &VmiFacts, requested: &Requested, within: Duration) -> Outcome {
+        let Some(share) = requested.guarantee.filter(|_| requested.prevents_start()).and_then(|of| of.share()) else {
             return Outcome::Done;
         };
         if vmi.has_pool_pages {
@@ -200,17 +197,21 @@ impl Hooks {
 
     /// Has the guest managed, with the settings of its annotations. A guest that is managed already keeps its other
     /// settings: its manager brings back what an arrival has split.
-    async fn attach(&self, vmi: &VmiFacts, wishes: &Wishes, within: Duration) -> Outcome {
+    async fn attach(&self, vmi: &VmiFacts, requested: &Requested, within: Duration) -> Outcome {
         let guest = match self.guest_of(vmi, within).await {
             Ok(guest) => guest,
             Err(why) => return Outcome::Ignored(why),
         };
-        if guest.vmm == Vmm::Wideleaf || guest.care != Care::Unmanaged && !wishes.is_any() {
+        if guest.vmm == Vmm::Wideleaf || guest.care != Care::Unmanaged && !requested.is_any() {
             return Outcome::Done;
         }
-        match self.daemon.settle(&guest, wishes.settings(&Wishes::default()), within).await {
-            Ok(()) => Outcome::Done,
-            Err(error) => Outcome::Ignored(error.to_string()),
+        let until = Instant::now() + within;
+        loop {
+            match self.daemon.settle(&guest, requested.settings(&Requested::default()), within).await {
+                Ok(()) => return Outcome::Done,
+                Err(error) if is_later(&error, until) => tokio::time::sleep(LOOK_EVERY).await,
+                Err(error) => return Outcome::Ignored(error.to_string()),
+            }
         }
     }
 
@@ -223,8 +224,14 @@ impl Hooks {
         if guest.care == Care::Unmanaged || guest.care == Care::Off {
             return Outcome::Done;
         }
-        let asked = self.daemon.ask(Ask::LeaveAlone { vm: guest.pid.to_string(), for_s: HOLD_S }, within).await;
-        if asked.is_ok() {
+        let until = Instant::now() + within;
+        let asked = loop {
+            match self.daemon.ask(Ask::LeaveAlone { vm: guest.pid.to_string(), for_s: HOLD_S }, within).await {
+                Err(error) if is_later(&error, until) => tokio::time::sleep(LOOK_EVERY).await,
+                asked => break asked,
+            }
+        };
+        if matches!(asked, Ok(_) | Err(ClientError::Unsaved(_))) {
             self.holds.add(&vmi.identity.uid, guest.pid, Instant::now());
         }
         told(asked)
@@ -259,6 +266,11 @@ impl Hooks {
         };
         Ok(guests.iter().filter(is_its_own).max_by_key(|guest| guest.name == name).cloned())
     }
+}
+
+/// Whether wideleafd may carry out before `until` what it refuses now: it attaches the guest, or has just started.
+fn is_later(error: &ClientError, until: Instant) -> bool {
+    is_for_now(error) && Instant::now() + LOOK_EVERY < until
 }
 
 /// A call that is an error for a VM that asks for a guarantee, and a warning for others.

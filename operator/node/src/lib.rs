@@ -12,7 +12,7 @@
 //! | [`daemon`] | client of wideleafd's control socket |
 //! | [`cgroup`], [`matching`] | the pod of a guest, and its VMI |
 //! | [`objects`], [`store`], [`watch`] | the parts of pods and VMIs that count, kept up to date |
-//! | [`wishes`] | annotations that ask for a policy or a guarantee |
+//! | [`annotations`] | annotations that ask for a policy or a guarantee |
 //! | [`verdict`], [`details`] | the condition of a guest, and the annotation for programs |
 //! | [`figures`] | whole GiB of a node that change seldom |
 //! | [`publish`] | writes to the API server: seldom, and never over fields of other writers |
@@ -29,6 +29,7 @@
 // The files of the command line, so that both show the same. That crate embeds the guest image and is no dependency.
 #[path = "../../../cli/src/guests/amounts.rs"]
 pub mod amounts;
+pub mod annotations;
 pub mod cgroup;
 pub mod counters;
 pub mod daemon;
@@ -51,7 +52,6 @@ pub mod table;
 mod testing;
 pub mod verdict;
 pub mod watch;
-pub mod wishes;
 
 /// Field manager and reporting component of all writes.
 pub const MANAGER: &str = "wideleaf-node";

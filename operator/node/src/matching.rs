@@ -128,6 +128,7 @@ pub(crate) mod tests {
             memory: Some(4 << 30),
             has_pool_pages: false,
             is_migration_over: None,
+            is_migrating: false,
             pods: vec![POD.into()],
         }
     }

@@ -9,8 +9,8 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::Value;
 
 use crate::PREFIX;
+use crate::annotations::Annotations;
 use crate::figures::RESOURCE;
-use crate::wishes::Annotations;
 
 /// Label of a VMI with the node that runs it (KubeVirt, `NodeNameLabel`).
 pub const NODE_LABEL: &str = "kubevirt.io/nodeName";
@@ -123,6 +123,8 @@ pub struct VmiFacts {
     pub has_pool_pages: bool,
     /// Whether its latest migration is over, with or without success; `None` where there was none.
     pub is_migration_over: Option<bool>,
+    /// Whether its guest migrates now: the migration has begun, and is not over.
+    pub is_migrating: bool,
     /// UIDs of its pods. During a migration there are two.
     pub pods: Vec<String>,
 }
@@ -134,12 +136,14 @@ impl VmiFacts {
         let quantity = |value: &Value| value.as_str().and_then(quantity_bytes).or_else(|| value.as_u64());
         let migration = &status["migrationState"];
         let is_set = |name: &str| migration[name].as_bool().unwrap_or(false);
+        let is_over = is_set("completed") || is_set("failed");
         Some(VmiFacts {
             identity: Identity::of(&vmi.metadata)?,
             annotations: ours(&vmi.metadata),
             memory: quantity(&spec["memory"]["guest"]).or_else(|| quantity(&spec["resources"]["requests"]["memory"])),
             has_pool_pages: spec["memory"]["hugepages"].is_object(),
-            is_migration_over: migration.is_object().then(|| is_set("completed") || is_set("failed")),
+            is_migration_over: migration.is_object().then_some(is_over),
+            is_migrating: migration["startTimestamp"].is_string() && !is_over,
             pods: status["activePods"].as_object().map(|pods| pods.keys().cloned().collect()).unwrap_or_default(),
         })
     }
@@ -272,6 +276,10 @@ mod tests {
         assert_eq!(of(json!({"targetNode": "n2"})), Some(false));
         assert_eq!(of(json!({"completed": true})), Some(true));
         assert_eq!(of(json!({"failed": true})), Some(true));
+        let migrates = |state: Value| vmi(json!({"status": {"migrationState": state}})).is_migrating;
+        let began = "2026-11-30T02:00:00Z";
+        assert!(migrates(json!({"startTimestamp": began, "completed": false})) && !migrates(json!({})));
+        assert!(!migrates(json!({"startTimestamp": began, "failed": true})) && !migrates(json!({"targetNode": "n2"})));
         assert_eq!(vmi(json!({"status": {"activePods": {"p-1": "n1"}}})).pods, ["p-1"]);
     }
 }

@@ -21,6 +21,7 @@ use wideleaf_control::client::ClientError;
 use wideleaf_control::protocol::Request;
 use wideleaf_control::view::{Care, Explanation, VmView, Vmm};
 
+use crate::annotations::{Annotations, Requested};
 use crate::counters::Counters;
 use crate::daemon::{Daemon, is_for_now};
 use crate::details::{Details, STATUS};
@@ -29,7 +30,6 @@ use crate::objects::PodFacts;
 use crate::publish::{Kind, Publisher, Target};
 use crate::store::{Store, VmiApi};
 use crate::verdict::{Status, Verdict};
-use crate::wishes::{Annotations, Wishes};
 
 /// Time that a question to wideleafd may take.
 const QUESTION_WITHIN: Duration = Duration::from_secs(5);
@@ -44,7 +44,7 @@ const EXPLANATION_AGE_MAX: Duration = Duration::from_secs(30);
 /// less.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Pause after a refused setting before it is tried again. New wishes are tried at once.
+/// Pause after a refused setting before it is tried again. New ones are tried at once.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time for which changes are gathered before a round.
@@ -59,11 +59,20 @@ const MISTAKES_MAX: usize = 8;
 /// Time after which a migration that is over ends the hold of its guest, also where its begin was not seen.
 const HOLD_MIN: Duration = Duration::from_secs(15);
 
+/// Time for which wideleafd is asked to leave a guest alone for its migration, in seconds: less than a migration of a
+/// large guest may take.
+pub const HOLD_S: u64 = 600;
+
+/// Time after which wideleafd is asked again while the migration is under way.
+const HOLD_AGAIN: Duration = Duration::from_secs(HOLD_S / 2);
+
 /// Guest that is left alone for a migration.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     pid: u32,
     since: Instant,
+    /// Time at which wideleafd was asked for it, or asked again.
+    asked_at: Instant,
     /// Whether a round has seen the migration under way.
     is_under_way: bool,
 }
@@ -75,7 +84,7 @@ pub struct Holds(Mutex<BTreeMap<String, Hold>>);
 impl Holds {
     /// Remembers that the guest of a VMI is left alone.
     pub fn add(&self, uid: &str, pid: u32, now: Instant) {
-        self.all().insert(uid.to_owned(), Hold { pid, since: now, is_under_way: false });
+        self.all().insert(uid.to_owned(), Hold { pid, since: now, asked_at: now, is_under_way: false });
     }
 
     /// Takes out the guests of which the migration is over. `is_over`: by UID of the VMI, whether its migration is;
@@ -96,9 +105,27 @@ impl Holds {
         ended
     }
 
+    /// Holds of migrations under way that are to be asked for again, with the process of the guest.
+    fn due(&self, now: Instant) -> Vec<(String, u32)> {
+        let is_due = |hold: &Hold| hold.is_under_way && now.saturating_duration_since(hold.asked_at) >= HOLD_AGAIN;
+        self.all().iter().filter(|(_, hold)| is_due(hold)).map(|(uid, hold)| (uid.clone(), hold.pid)).collect()
+    }
+
+    /// Notes that wideleafd leaves the guest alone for longer.
+    fn renewed(&self, uid: &str, now: Instant) {
+        if let Some(hold) = self.all().get_mut(uid) {
+            hold.asked_at = now;
+        }
+    }
+
     /// Keeps a hold that could not be ended, for the next round; a later hold of the same VMI stays.
     fn keep(&self, uid: String, hold: Hold) {
         self.all().entry(uid).or_insert(hold);
+    }
+
+    /// Whether the guest of a VMI is left alone.
+    pub(crate) fn contains(&self, uid: &str) -> bool {
+        self.all().contains_key(uid)
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Hold>> {
@@ -123,10 +150,10 @@ pub type SharedHealth = Arc<Mutex<Health>>;
 /// What is known of one guest between rounds.
 #[derive(Debug, Default)]
 struct Known {
-    /// Wishes that wideleafd has received.
-    passed: Option<Wishes>,
-    /// The latest wishes that wideleafd has refused, and the time of the refusal.
-    refused: Option<(Wishes, Instant)>,
+    /// Settings that wideleafd has received.
+    passed: Option<Requested>,
+    /// The latest settings that wideleafd has refused, and the time of the refusal.
+    refused: Option<(Requested, Instant)>,
     /// The latest explanation, and the time of the latest question, which may have had no answer.
     explained: Option<(Option<Explanation>, Instant)>,
 }
@@ -176,10 +203,10 @@ pub struct Rounds {
 struct Placed {
     guest: VmView,
     target: Target,
-    wishes: Wishes,
+    requested: Requested,
     mistakes: Vec<String>,
-    /// Wishes that an earlier agent has passed on.
-    asked_before: Wishes,
+    /// Settings that an earlier agent has passed on.
+    asked_before: Requested,
 }
 
 impl Placed {
@@ -190,7 +217,7 @@ impl Placed {
             Place::Vmi(vmi, _) => Some(&vmi.annotations),
             Place::Pod(_) | Place::Elsewhere(_) => None,
         };
-        let (wishes, mistakes) = Wishes::of(of_vmi, of_pod);
+        let (requested, mistakes) = Requested::of(of_vmi, of_pod);
         let before = of_vmi.or(of_pod).and_then(|annotations| Details::parse(annotations.get(STATUS)?));
         let asked_before = before.filter(|before| before.node == node).map(|before| before.asked());
         let pod = found.pod().map(|pod| pod.identity.clone());
@@ -202,7 +229,7 @@ impl Placed {
             Place::Pod(pod) => Target { kind: Kind::Pod, identity: pod.identity, pod: None },
             Place::Elsewhere(_) => return None,
         };
-        Some(Placed { guest, target, wishes, mistakes, asked_before: asked_before.unwrap_or_default() })
+        Some(Placed { guest, target, requested, mistakes, asked_before: asked_before.unwrap_or_default() })
     }
 }
 
@@ -336,7 +363,7 @@ impl Rounds {
             tracing::info!("wideleafd answers again");
         }
         self.silent_since = None;
-        self.end_holds(now).await;
+        self.tend_holds(now).await;
         let keys: Vec<(u32, u64)> = guests.iter().map(|guest| (guest.pid, guest.started_at)).collect();
         self.guests.retain(|key, _| keys.contains(key));
         let mut summary = Summary { guests: guests.len(), ..Summary::default() };
@@ -346,6 +373,7 @@ impl Rounds {
         placed.sort_by_key(|placed| self.publisher.tried_at(&placed.target.identity.uid));
         for placed in &placed {
             self.pass_on(placed, now).await;
+            self.hold(placed, now).await;
         }
         for placed in placed {
             summary.covered += usize::from(self.judge(placed, now).await == Status::True);
@@ -383,34 +411,34 @@ impl Rounds {
         Some((placed.into_values().collect(), held.bytes()))
     }
 
-    /// Passes the wishes of annotations on to wideleafd, once.
+    /// Passes the settings that annotations request on to wideleafd, once.
     async fn pass_on(&mut self, placed: &Placed, now: Instant) {
-        let Placed { guest, target, wishes, mistakes, asked_before } = placed;
+        let Placed { guest, target, requested, mistakes, asked_before } = placed;
         self.report_mistakes(target, mistakes).await;
         let known = self.guests.entry((guest.pid, guest.started_at)).or_default();
         let passed = known.passed.clone().unwrap_or_else(|| asked_before.clone());
         let is_refused = known
             .refused
             .as_ref()
-            .is_some_and(|(refused, at)| refused == wishes && now.saturating_duration_since(*at) < REFUSAL_PAUSE);
-        if known.passed.as_ref() == Some(wishes) || is_refused || guest.vmm == Vmm::Wideleaf {
+            .is_some_and(|(refused, at)| refused == requested && now.saturating_duration_since(*at) < REFUSAL_PAUSE);
+        if known.passed.as_ref() == Some(requested) || is_refused || guest.vmm == Vmm::Wideleaf {
             return;
         }
-        if !wishes.is_any() && !passed.is_any() || !wishes.is_any() && guest.care == Care::Unmanaged {
-            known.passed = Some(wishes.clone());
+        if !requested.is_any() && !passed.is_any() || !requested.is_any() && guest.care == Care::Unmanaged {
+            known.passed = Some(requested.clone());
             return;
         }
-        match self.daemon.settle(guest, wishes.settings(&passed), CHANGE_WITHIN).await {
+        match self.daemon.settle(guest, requested.settings(&passed), CHANGE_WITHIN).await {
             Ok(()) => {
                 tracing::info!("{}: its annotations are in force", guest.name);
-                (known.passed, known.refused) = (Some(wishes.clone()), None);
+                (known.passed, known.refused) = (Some(requested.clone()), None);
             }
             Err(error) if is_for_now(&error) => {
                 tracing::debug!("{}: its annotations are passed on in the next round: {error}", guest.name);
             }
             Err(ClientError::Refused(why)) => {
-                let is_new = known.refused.as_ref().is_none_or(|(refused, _)| refused != wishes);
-                known.refused = Some((wishes.clone(), now));
+                let is_new = known.refused.as_ref().is_none_or(|(refused, _)| refused != requested);
+                known.refused = Some((requested.clone(), now));
                 if is_new {
                     let note = format!("wideleafd refuses what the annotations ask for: {why}");
                     tracing::warn!("{}: {note}", guest.name);
@@ -435,13 +463,13 @@ impl Rounds {
 
     /// Writes the condition of a guest where that is due.
     async fn judge(&mut self, placed: Placed, now: Instant) -> Status {
-        let Placed { guest, target, wishes, .. } = placed;
+        let Placed { guest, target, requested, .. } = placed;
         self.objects.entry(target.identity.uid.clone()).or_default().guest_at = Some(now);
         let verdict = Verdict::of(&guest, None);
         let explanation = if verdict.status == Status::False { self.explanation(&guest, now).await } else { None };
         let verdict = if explanation.is_some() { Verdict::of(&guest, explanation.as_ref()) } else { verdict };
         let known = self.guests.get(&(guest.pid, guest.started_at));
-        let asked = known.and_then(|known| known.passed.clone()).unwrap_or(wishes);
+        let asked = known.and_then(|known| known.passed.clone()).unwrap_or(requested);
         let details = Details::of(&self.node, &guest, explanation.as_ref(), &verdict, &asked);
         if self.publisher.object(&target, &verdict, Some(&details), now).await {
             let (type_, reason) = match verdict.status {
@@ -549,8 +577,25 @@ impl Rounds {
         self.publisher.node(&promotable, held, now).await;
     }
 
-    /// Ends the holds of guests with a migration that is over.
-    async fn end_holds(&self, now: Instant) {
+    /// Has wideleafd leave a guest alone while it migrates away where no hook did: a cluster may have none, and this
+    /// agent may have started since.
+    async fn hold(&self, placed: &Placed, now: Instant) {
+        let Placed { guest, target, .. } = placed;
+        let uid = &target.identity.uid;
+        let is_migrating = self.store.objects().vmis.get(uid).is_some_and(|vmi| vmi.is_migrating);
+        let may_change = matches!(guest.care, Care::Managed | Care::LeftAlone { .. }) && guest.vmm != Vmm::Wideleaf;
+        if !is_migrating || !may_change || self.holds.contains(uid) {
+            return;
+        }
+        let hold = Request::LeaveAlone { vm: guest.pid.to_string(), for_s: HOLD_S };
+        match self.daemon.ask(hold, CHANGE_WITHIN).await {
+            Ok(_) | Err(ClientError::Unsaved(_)) => self.holds.add(uid, guest.pid, now),
+            Err(error) => tracing::debug!("{} may be changed while it migrates: {error}", guest.name),
+        }
+    }
+
+    /// Ends the holds of guests with a migration that is over, and renews those of others.
+    async fn tend_holds(&self, now: Instant) {
         let over = {
             let objects = self.store.objects();
             self.holds.over(|uid| objects.vmis.get(uid).and_then(|vmi| vmi.is_migration_over), now)
@@ -562,6 +607,13 @@ impl Rounds {
                 Err(error) if is_for_now(&error) => self.holds.keep(uid, hold),
                 Err(error) => tracing::debug!("process {pid} is left alone until its time is over: {error}"),
                 Ok(_) => {}
+            }
+        }
+        for (uid, pid) in self.holds.due(now) {
+            let again = Request::LeaveAlone { vm: pid.to_string(), for_s: HOLD_S };
+            match self.daemon.ask(again, CHANGE_WITHIN).await {
+                Ok(_) | Err(ClientError::Unsaved(_)) => self.holds.renewed(&uid, now),
+                Err(error) => tracing::warn!("process {pid} may be changed while it migrates: {error}"),
             }
         }
     }

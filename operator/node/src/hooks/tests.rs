@@ -1,10 +1,10 @@
 use super::*;
+use crate::annotations::{GUARANTEE, HUGE_PAGES, POLICY};
 use crate::matching::tests::{POD, guest};
 use crate::testing::{FakeDaemon, ok, refusal};
-use crate::wishes::{GUARANTEE, HUGE_PAGES, POLICY};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use wideleaf_control::protocol::{Answer, Reply, Settings, Target};
+use wideleaf_control::protocol::{ASK_AGAIN, Answer, Reply, Settings, Target};
 use wideleaf_control::view::{DaemonView, PromotableView};
 
 const GIB: u64 = 1 << 30;
@@ -219,6 +219,61 @@ async fn a_guest_that_migrates_away_is_left_alone() {
     let off = Bench::with(VmView { care: Care::Off, ..unmanaged() }, GIB);
     off.call("PreMigrationSource", &plain()).await.expect("it runs");
     assert_eq!(off.daemon.asked(), [Ask::List], "no page changes anyway");
+}
+
+#[tokio::test]
+async fn a_guest_that_wideleafd_is_about_to_take_up_is_left_alone_as_soon_as_it_has() {
+    let mut refused = 0;
+    let bench = Bench::new(move |request| match request {
+        Ask::List => {
+            let care = Care::LeftAlone { reason: "wideleafd is about to take it up again".into() };
+            ok(Answer::Vms(vec![VmView { care, ..unmanaged() }]))
+        }
+        _ if refused == 0 => {
+            refused += 1;
+            refusal(&format!("shop_db is not managed yet: {ASK_AGAIN}"))
+        }
+        _ => ok(Answer::Done),
+    });
+    bench.call("PreMigrationSource", &plain()).await.expect("it runs");
+    let is_held = async {
+        while !bench.hooks.holds.contains("v-1") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, is_held).await.expect("at the second request");
+}
+
+#[tokio::test]
+async fn a_guest_that_wideleafd_cannot_take_for_the_moment_is_managed_at_the_second_request() {
+    let mut refused = 0;
+    let bench = Bench::new(move |request| match request {
+        Ask::List => ok(Answer::Vms(vec![unmanaged()])),
+        _ if refused == 0 => {
+            refused += 1;
+            refusal(&format!("the guest is being attached already; {ASK_AGAIN}"))
+        }
+        _ => ok(Answer::Done),
+    });
+    bench.call("PostVMStart", &plain()).await.expect("it runs");
+    let mut asked = Vec::new();
+    let is_managed = async {
+        while asked.len() < 2 {
+            asked.extend(bench.daemon.asked().into_iter().filter(|ask| matches!(ask, Ask::Attach { .. })));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, is_managed).await.expect("at the second request");
+}
+
+#[tokio::test]
+async fn a_hold_that_wideleafd_cannot_save_ends_with_its_migration_too() {
+    let bench = Bench::new(|request| match request {
+        Ask::List => ok(Answer::Vms(vec![VmView { care: Care::Managed, ..unmanaged() }])),
+        _ => Some(Reply::Unsaved("the disk is full".into())),
+    });
+    bench.call("PreMigrationSource", &plain()).await.expect("it runs");
+    assert!(bench.hooks.holds.contains("v-1"));
 }
 
 #[tokio::test]

@@ -1,14 +1,14 @@
 use super::*;
+use crate::annotations::Requested;
 use crate::matching::tests::guest;
 use crate::testing::FakeApi;
 use crate::verdict::Verdict;
-use crate::wishes::Wishes;
 use serde_json::json;
 
 fn api() -> FakeApi {
     let api = FakeApi::default();
     let guest = guest("shop_db", None);
-    let details = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &Wishes::default());
+    let details = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &Requested::default());
     let details = Details { explanation: Some("512 windows: none is free".into()), ..details };
     let condition = |type_: &str| {
         json!([{"type": "Ready", "status": "True"},

@@ -1,7 +1,7 @@
 use super::*;
+use crate::annotations::Requested;
 use crate::matching::tests::{guest, identity};
 use crate::testing::FakeApi;
-use crate::wishes::Wishes;
 use wideleaf_control::view::{BackingView, PromotableView, VmView};
 
 const VMI: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/db";
@@ -29,7 +29,7 @@ impl Bench {
         let backing = BackingView { huge_2m: percent * GIB, base_4k: (100 - percent) * GIB, ..BackingView::default() };
         let guest = VmView { backing: Some(backing), ..guest("shop_db", None) };
         let verdict = Verdict::of(&guest, None);
-        let details = Details::of("n1", &guest, None, &verdict, &Wishes::default());
+        let details = Details::of("n1", &guest, None, &verdict, &Requested::default());
         self.publisher.object(target, &verdict, Some(&details), self.begun + Duration::from_secs(at_s)).await
     }
 

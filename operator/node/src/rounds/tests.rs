@@ -1,9 +1,9 @@
 use super::*;
+use crate::annotations::{GUARANTEE, POLICY};
 use crate::matching::tests::{POD, guest, identity, objects, pod, vmi};
 use crate::objects::{Identity, PodFacts, VmiFacts, VmiOfPod};
 use crate::testing::{FakeApi, FakeDaemon, ok, refusal};
 use crate::verdict::CONDITION;
-use crate::wishes::{GUARANTEE, POLICY};
 use serde_json::{Value, json};
 use wideleaf_control::protocol::{Answer, Reply};
 use wideleaf_control::view::{BackingView, DaemonView, PromotableView, Reason};
@@ -204,7 +204,7 @@ async fn an_unmanaged_guest_is_attached_for_its_annotations_and_left_alone_witho
 
 #[tokio::test]
 async fn an_agent_that_restarts_unsets_what_an_earlier_one_has_passed_on() {
-    let asked = Wishes { policy: Some("coverage".into()), guarantee: None };
+    let asked = Requested { policy: Some("coverage".into()), guarantee: None };
     let verdict = Verdict::of(&in_pod(), None);
     let before = Details::of("n1", &in_pod(), None, &verdict, &asked);
     let elsewhere = Details { node: "n2".into(), ..before.clone() };
@@ -300,7 +300,7 @@ async fn a_daemon_that_is_gone_makes_conditions_unknown_after_a_minute_and_a_new
 /// A bench with a VMI that has a condition that an agent of that node has written before.
 fn with_condition_of_an_earlier_agent(node: &str) -> Bench {
     let verdict = Verdict::of(&in_pod(), None);
-    let text = Details::of(node, &in_pod(), None, &verdict, &Wishes::default()).text();
+    let text = Details::of(node, &in_pod(), None, &verdict, &Requested::default()).text();
     let bench = Bench::new(&[launcher()], &[annotated(&[(STATUS, &text)])], WITH_VMIS);
     let mut vmi = bench.api.object(VMI);
     vmi["status"]["conditions"] = json!([{"type": CONDITION, "status": "True", "reason": "Covered", "message": "m"}]);
@@ -441,6 +441,34 @@ async fn a_guest_is_no_longer_left_alone_once_its_migration_is_over() {
     bench.holds.add("v-1", 4711, long_ago);
     bench.rounds.once().await.expect("all is there");
     assert_eq!(bench.changes(), [Request::LeaveAlone { vm: "4711".into(), for_s: 0 }]);
+}
+
+#[tokio::test]
+async fn a_guest_is_left_alone_for_as_long_as_its_migration_takes() {
+    let under_way = VmiFacts { is_migration_over: Some(false), ..vmi() };
+    let mut bench = Bench::new(&[launcher()], &[under_way], WITH_VMIS);
+    let Some(long_ago) = Instant::now().checked_sub(HOLD_AGAIN) else { return };
+    bench.holds.add("v-1", 4711, long_ago);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.changes(), [Request::LeaveAlone { vm: "4711".into(), for_s: HOLD_S }]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.changes(), [], "it was asked for just now");
+}
+
+#[tokio::test]
+async fn a_guest_that_migrates_is_left_alone_where_no_hook_told_of_it() {
+    let under_way = VmiFacts { is_migration_over: Some(false), is_migrating: true, ..vmi() };
+    let mut bench = Bench::new(&[launcher()], &[under_way], WITH_VMIS);
+    bench.guests(&[in_pod()]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.changes(), [Request::LeaveAlone { vm: "4711".into(), for_s: HOLD_S }]);
+    bench.guests(&[VmView { care: Care::LeftAlone { reason: "this was asked for".into() }, ..in_pod() }]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.changes(), [], "once");
+    bench.holds.all().clear();
+    bench.guests(&[VmView { care: Care::Off, ..in_pod() }]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.changes(), [], "no page changes anyway");
 }
 
 #[tokio::test]

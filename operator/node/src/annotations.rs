@@ -30,16 +30,16 @@ pub type Annotations = BTreeMap<String, String>;
 
 /// Settings that annotations ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct Requested {
     /// Policy as on the command line; `None` where no annotation names one.
     pub policy: Option<String>,
     /// Coverage to reach; `None` where no annotation names one.
     pub guarantee: Option<Guarantee>,
 }
 
-impl Wishes {
-    /// Wishes of a VM: from the annotations of its VMI, then of its pod. Mistakes are a line each.
-    pub fn of(vmi: Option<&Annotations>, pod: Option<&Annotations>) -> (Wishes, Vec<String>) {
+impl Requested {
+    /// What a VM requests: from the annotations of its VMI, then of its pod. Mistakes are a line each.
+    pub fn of(vmi: Option<&Annotations>, pod: Option<&Annotations>) -> (Requested, Vec<String>) {
         let mut mistakes = Vec::new();
         let mut value = |name: &str| {
             let text = [vmi, pod].into_iter().flatten().find_map(|annotations| annotations.get(name))?.trim();
@@ -55,7 +55,7 @@ impl Wishes {
             mistakes.push(mistake);
             None
         });
-        (Wishes { policy, guarantee }, mistakes)
+        (Requested { policy, guarantee }, mistakes)
     }
 
     /// Whether annotations ask for anything.
@@ -64,7 +64,7 @@ impl Wishes {
     }
 
     /// Settings for wideleafd. A setting that annotations asked for before and no longer ask for is unset.
-    pub fn settings(&self, before: &Wishes) -> Settings {
+    pub fn settings(&self, before: &Requested) -> Settings {
         let is_over = [
             (before.policy.is_some() && self.policy.is_none(), SettingName::Policy),
             (before.guarantee.is_some() && self.guarantee.is_none(), SettingName::Guarantee),
@@ -112,8 +112,8 @@ mod tests {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
-    fn wished(pairs: &[(&str, &str)]) -> (Wishes, Vec<String>) {
-        Wishes::of(Some(&annotations(pairs)), None)
+    fn read(pairs: &[(&str, &str)]) -> (Requested, Vec<String>) {
+        Requested::of(Some(&annotations(pairs)), None)
     }
 
     #[test]
@@ -127,8 +127,8 @@ mod tests {
             (&[(GUARANTEE, "bestEffort:90%")], Some(Guarantee::Sought(9_000))),
             (&[(POLICY, "coverage")], None),
         ] {
-            let (wishes, mistakes) = wished(pairs);
-            assert_eq!((wishes.guarantee, mistakes), (guarantee, Vec::new()), "{pairs:?}");
+            let (requested, mistakes) = read(pairs);
+            assert_eq!((requested.guarantee, mistakes), (guarantee, Vec::new()), "{pairs:?}");
         }
     }
 
@@ -144,8 +144,8 @@ mod tests {
             &[(POLICY, "auto\nset")],
             &[(POLICY, &"x".repeat(513))],
         ] {
-            let (wishes, mistakes) = wished(pairs);
-            assert_eq!(wishes, Wishes::default(), "{pairs:?}");
+            let (requested, mistakes) = read(pairs);
+            assert_eq!(requested, Requested::default(), "{pairs:?}");
             assert!(mistakes.len() == 1 && mistakes[0].contains("wideleaf.io/"), "{mistakes:?}");
             assert!(!mistakes[0].contains('\n'), "{mistakes:?}");
         }
@@ -154,18 +154,18 @@ mod tests {
     #[test]
     fn a_vmis_annotation_goes_before_that_of_its_pod_one_by_one() {
         let (vmi, pod) = (annotations(&[(GUARANTEE, "90%")]), annotations(&[(GUARANTEE, "50%"), (POLICY, "off")]));
-        let (wishes, _) = Wishes::of(Some(&vmi), Some(&pod));
-        assert_eq!(wishes, Wishes { policy: Some("off".into()), guarantee: Some(Guarantee::Coverage(9_000)) });
+        let (requested, _) = Requested::of(Some(&vmi), Some(&pod));
+        assert_eq!(requested, Requested { policy: Some("off".into()), guarantee: Some(Guarantee::Coverage(9_000)) });
     }
 
     #[test]
-    fn a_wish_that_is_over_is_unset_and_one_that_never_was_is_left_to_the_daemon() {
-        let (before, _) = wished(&[(GUARANTEE, "90%"), (POLICY, "off")]);
-        let settings = before.settings(&Wishes::default());
+    fn a_request_that_is_over_is_unset_and_one_that_never_was_is_left_to_the_daemon() {
+        let (before, _) = read(&[(GUARANTEE, "90%"), (POLICY, "off")]);
+        let settings = before.settings(&Requested::default());
         assert_eq!((settings.policy.as_deref(), settings.guarantee.as_deref()), (Some("off"), Some("90%")));
         assert_eq!(settings.unset, []);
-        let over = Wishes::default().settings(&before);
+        let over = Requested::default().settings(&before);
         assert_eq!(over.unset, [SettingName::Policy, SettingName::Guarantee]);
-        assert_eq!(Wishes::default().settings(&Wishes::default()), Settings::default());
+        assert_eq!(Requested::default().settings(&Requested::default()), Settings::default());
     }
 }
