@@ -72,7 +72,8 @@ pub struct RestoreReport {
     pub touched_again: u64,
     /// Number of calls of the kernel for a window that were refused and replaced by another way or repeated.
     pub refused: u64,
-    /// Time from reading the message of a touch to waking its thread, in nanoseconds.
+    /// Time from reading the message of a touch to waking its thread, in nanoseconds, also where another thread was
+    /// filling the window. The time before the message is read is not known.
     pub fault_ns: Histogram<u64>,
     /// Time from the start until every stored window was filled or had failed.
     pub all_filled: Option<Duration>,

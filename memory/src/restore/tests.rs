@@ -254,6 +254,36 @@ impl SavedRam for FirstReadHangs {
 }
 
 #[test]
+fn a_touch_of_a_window_that_another_thread_is_filling_counts_as_a_wait() {
+    let (go_on, goes_on) = std::sync::mpsc::channel();
+    let saved = Arc::new(FirstReadHangs { has_begun: AtomicBool::new(false), goes_on: Mutex::new(goes_on) });
+    let (ram, config) = (ram(), RestoreConfig { overdue_after: Duration::MAX, ..RestoreConfig::default() });
+    let restorer = match Restorer::start(ram.clone(), saved.clone(), config) {
+        Ok(restorer) => restorer,
+        Err(RestoreError::Userfaultfd(error)) => return println!("skipped: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let look_again = || std::thread::sleep(Duration::from_millis(1));
+    // The background reads the first window.
+    while !saved.has_begun.load(Ordering::SeqCst) {
+        look_again();
+    }
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| ram.words(ram.ranges()[0])[0].load(Ordering::Relaxed));
+        while restorer.report().waited == 0 {
+            look_again();
+        }
+        drop(go_on);
+        assert_eq!(reader.join().expect("it only reads"), word(0, 0));
+    });
+    while !restorer.is_finished() {
+        look_again();
+    }
+    let report = restorer.report();
+    assert_eq!((report.by_fault, report.by_background, report.fault_ns.len()), (0, 4, 1), "{report:?}");
+}
+
+#[test]
 fn ram_is_filled_although_a_thread_never_returns_from_its_read() {
     let (go_on, goes_on) = std::sync::mpsc::channel();
     let saved = Arc::new(FirstReadHangs { has_begun: AtomicBool::new(false), goes_on: Mutex::new(goes_on) });

@@ -127,6 +127,8 @@ struct Table {
     readers: BTreeMap<Claim, Reader>,
     /// Claims on a window that ended in a panic or became overdue.
     losses: BTreeMap<Row, u8>,
+    /// Times at which threads touched a window that another thread was filling.
+    waiting: BTreeMap<Row, Vec<Moment>>,
     next_claim: u32,
     /// Number of stored windows that are not filled.
     left: usize,
@@ -163,6 +165,7 @@ impl WindowStates {
             borders: 0,
             readers: BTreeMap::new(),
             losses: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             next_claim: 0,
             left,
             placing: 0,
@@ -187,7 +190,10 @@ impl WindowStates {
                 Touched::LetGo
             }
             State::Waiting => Touched::Fill(table.claim(row, worker, now)),
-            State::Reading(_) | State::Placing { .. } => Touched::Wait,
+            State::Reading(_) | State::Placing { .. } => {
+                table.waiting.entry(row).or_default().push(now);
+                Touched::Wait
+            }
             State::Kept => Touched::Page,
             State::Failed => Touched::Never,
         }
@@ -240,12 +246,13 @@ impl WindowStates {
         self.table().borders < BORDERS_MAX
     }
 
-    /// Ends the placing of a window.
-    pub(super) fn settle(&self, row: Row, settled: Settled) {
+    /// Ends the placing of a window. Returns when threads touched it meanwhile, which wait no longer.
+    pub(super) fn settle(&self, row: Row, settled: Settled) -> Vec<Moment> {
         let mut table = self.table();
         table.placing -= 1;
         table.end(row, settled);
         self.placed.notify_all();
+        table.waiting.remove(&row).unwrap_or_default()
     }
 
     /// Ends a claim on a window that cannot be read. Returns whether it still held.

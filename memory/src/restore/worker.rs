@@ -57,6 +57,10 @@ pub(super) fn start<D: KernelCalls + 'static>(
     })
 }
 
+fn in_ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Name of a thread, for messages and debuggers.
 fn name(number: Worker) -> String {
     format!("restore-{number}")
@@ -220,7 +224,7 @@ impl<D: KernelCalls + 'static> Serving<D> {
             let took = self.shared.host.now().since(now);
             self.shared.counted.count(|report| {
                 report.pages_alone += 1;
-                report.fault_ns.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+                report.fault_ns.saturating_record(in_ns(took));
             });
         }
         is_there
@@ -281,7 +285,7 @@ impl<D: KernelCalls + 'static> Serving<D> {
         self.placing = Some(row);
         match filling.place(&mut prepared) {
             Ok(placed) => {
-                shared.states.settle(row, placed.settled);
+                let waiting = shared.states.settle(row, placed.settled);
                 self.placing = None;
                 match placed.settled {
                     Settled::LetGo(_) => shared.ram.claims().filled(window),
@@ -308,12 +312,11 @@ impl<D: KernelCalls + 'static> Serving<D> {
                         (false, false) => report.base += 1,
                     }
                     match touched {
-                        Some(at) => {
-                            report.by_fault += 1;
-                            let took = u64::try_from(woken.since(at).as_nanos()).unwrap_or(u64::MAX);
-                            report.fault_ns.saturating_record(took);
-                        }
+                        Some(_) => report.by_fault += 1,
                         None => report.by_background += 1,
+                    }
+                    for at in touched.into_iter().chain(waiting) {
+                        report.fault_ns.saturating_record(in_ns(woken.since(at)));
                     }
                 });
             }

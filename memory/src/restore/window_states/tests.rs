@@ -28,10 +28,10 @@ fn fill(states: &WindowStates, row: Row, settled: Settled) {
 fn each_window_is_filled_by_one_thread() {
     let states = states();
     let first = claim(&states, 1, 0);
-    assert_eq!(states.touched(1, 1, NOW), Touched::Wait);
+    assert_eq!(states.touched(1, 1, at(2)), Touched::Wait);
     assert!(states.begin_placing(1, first));
-    assert_eq!(states.touched(1, 1, NOW), Touched::Wait);
-    states.settle(1, Settled::LetGo(Mapping::Huge));
+    assert_eq!(states.touched(1, 1, at(3)), Touched::Wait);
+    assert_eq!(states.settle(1, Settled::LetGo(Mapping::Huge)), [at(2), at(3)]);
     assert_eq!(states.touched(1, 1, NOW), Touched::Wake);
     assert_eq!((states.left(), states.touched(4, 0, NOW)), (2, Touched::Wake));
     assert_eq!(states.touched(2, 0, NOW), Touched::LetGo);
