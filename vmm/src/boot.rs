@@ -42,6 +42,7 @@ use crate::config::{ImageSource, VmConfig};
 use crate::devices::bus::Bus;
 use crate::devices::exit_port::{ExitPort, FaultPort};
 use crate::devices::legacy::{CLOCK_PORTS, ClockMemory, KEYBOARD_PORTS, KeyboardController, ResetRegister};
+use crate::devices::line_port::LinePort;
 use crate::devices::power::{InterruptLine, PowerButton, PowerManagement};
 use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort};
 use crate::devices::virtio::transport::{DriverSeen, NOTIFY_OFFSET, Workers};
@@ -426,7 +427,7 @@ impl BareVm {
         let BareVm { paging, memory, vm, .. } = self;
         let power = PowerManagement::new((!is_direct).then(|| power_interrupt(&vm)));
         let power_button = power.button();
-        let mut bus = create_bus(&serial, power, is_direct);
+        let mut bus = create_bus(&serial, power, is_direct.then(|| Arc::clone(&memory)));
         let memory = DeviceMemory::new(memory);
         let device_threads = Arc::new(DeviceThreads::default());
         let workers = Workers::new(Arc::clone(&device_threads));
@@ -627,13 +628,15 @@ fn power_interrupt(vm: &Arc<Vm>) -> InterruptLine {
     Box::new(move |is_high| vm.upgrade().map_or(Ok(()), |vm| vm.set_interrupt_line(acpi::SCI.into(), is_high)))
 }
 
-fn create_bus(serial: &SerialPort, power: PowerManagement, is_direct: bool) -> Bus {
+/// The bus with the devices behind ports. A direct guest's line port reads its memory.
+fn create_bus(serial: &SerialPort, power: PowerManagement, memory_of_direct: Option<Arc<GuestMemory>>) -> Bus {
     const SERIAL_PORTS: u16 = 8;
     let mut bus = Bus::new();
     bus.insert(port::SERIAL..=port::SERIAL + (SERIAL_PORTS - 1), Box::new(serial.clone()));
     bus.insert(port::EXIT..=port::EXIT, Box::new(ExitPort));
     bus.insert(acpi::POWER_PORTS..=acpi::POWER_PORTS_LAST, Box::new(power));
-    if is_direct {
+    if let Some(memory) = memory_of_direct {
+        bus.insert(port::LINE..=port::LINE, Box::new(LinePort::new(serial.clone(), memory)));
         bus.insert(fault_report::PORT..=fault_report::PORT, Box::new(FaultPort));
     } else {
         bus.insert(KEYBOARD_PORTS, Box::new(KeyboardController));

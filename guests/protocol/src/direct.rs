@@ -7,7 +7,8 @@
 //!   build identity page tables, guest_page_bytes wide
 //!   write DirectBoot and the command line ───────────▶  vCPU 0 reads them, leads
 //!   start every vCPU at entry64 (RDI, RSI below)  ────▶  vCPUs 1… wait for the leader's jobs
-//!                                        ◀────────────  out 0x3f8 (lines), out 0xf4 (exit code)
+//!                                        ◀────────────  out `line_port` (pieces of lines) or out 0x3f8 (bytes),
+//!                                                       out 0xf4 (exit code)
 //! ```
 //!
 //! What the VMM gives to every vCPU, all of them runnable from the start:
@@ -27,7 +28,8 @@
 //!
 //! The image brings no IDT and needs none: the VMM decides what a fault does. Ours has gates that report a fault
 //! with its registers; without them it is a triple fault. The image takes its stacks from its own `.bss`, which the
-//! VMM leaves zero. A VMM need only provide the serial port and the exit port. Further devices are virtio devices
+//! VMM leaves zero. A VMM need only provide the serial port and the exit port; a line port ([`LinePiece`]) spares the
+//! guest an exit for each byte. Further devices are virtio devices
 //! behind memory without interrupts: the image polls.
 
 use core::fmt;
@@ -37,7 +39,7 @@ use crate::{GuestPage, VCPUS_MAX};
 /// First word of a [`DirectBoot`]: "wideleaf" in little-endian ASCII.
 pub const DIRECT_BOOT_MAGIC: u64 = u64::from_le_bytes(*b"wideleaf");
 /// Version of the contract; the image refuses any other.
-pub const DIRECT_BOOT_VERSION: u32 = 2;
+pub const DIRECT_BOOT_VERSION: u32 = 3;
 /// Capacity of a [`DirectBoot`] in RAM ranges: below and above the 32-bit hole, and room for six more memslots with
 /// gaps.
 pub const RAM_RANGES_MAX: usize = 8;
@@ -96,6 +98,8 @@ pub struct DirectBoot {
     pub devices_gpa: u64,
     /// Number of devices.
     pub device_count: u64,
+    /// Port that takes the address of a [`LinePiece`]; 0 if the VMM has none.
+    pub line_port: u64,
     /// Number of valid entries of `ram_ranges`.
     pub ram_range_count: u64,
     /// The guest's RAM, disjoint and ascending.
@@ -103,7 +107,7 @@ pub struct DirectBoot {
 }
 
 /// Bytes a [`DirectBoot`] takes in guest memory.
-pub const DIRECT_BOOT_BYTES: usize = 80 + 16 * RAM_RANGES_MAX;
+pub const DIRECT_BOOT_BYTES: usize = 88 + 16 * RAM_RANGES_MAX;
 const _: () = assert!(size_of::<DirectBoot>() == DIRECT_BOOT_BYTES, "repr(C) added padding to the contract");
 
 impl Default for DirectBoot {
@@ -120,6 +124,7 @@ impl Default for DirectBoot {
             free_start: 0,
             devices_gpa: 0,
             device_count: 0,
+            line_port: 0,
             ram_range_count: 0,
             ram_ranges: [RamRange::default(); RAM_RANGES_MAX],
         }
@@ -180,6 +185,7 @@ impl DirectBoot {
             self.free_start,
             self.devices_gpa,
             self.device_count,
+            self.line_port,
             self.ram_range_count,
         ];
         let ranges = self.ram_ranges.iter().flat_map(|range| [range.gpa, range.bytes]);
@@ -207,13 +213,28 @@ impl DirectBoot {
             free_start: word(6),
             devices_gpa: word(7),
             device_count: word(8),
-            ram_range_count: word(9),
+            line_port: word(9),
+            ram_range_count: word(10),
             ram_ranges: core::array::from_fn(|index| RamRange {
-                gpa: word(10 + 2 * index),
-                bytes: word(11 + 2 * index),
+                gpa: word(11 + 2 * index),
+                bytes: word(12 + 2 * index),
             }),
         }
     }
+}
+
+/// Bytes that a [`LinePiece`] has room for.
+pub const LINE_PIECE_BYTES_MAX: usize = 252;
+
+/// A piece of the serial port's output that costs one exit: the guest fills it, and writes its address as 32 bits to
+/// [`DirectBoot::line_port`]. The VMM has read it when the instruction ends. A longer line is several pieces.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(256))]
+pub struct LinePiece {
+    /// Number of bytes in use, little-endian; the VMM ignores a piece of more than [`LINE_PIECE_BYTES_MAX`].
+    pub length: u32,
+    /// Output, with line ends.
+    pub bytes: [u8; LINE_PIECE_BYTES_MAX],
 }
 
 /// Reason why a [`DirectBoot`] is refused.

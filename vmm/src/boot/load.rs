@@ -16,7 +16,7 @@ use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 use wideleaf_protocol::direct::DEVICE_STRIDE;
-use wideleaf_protocol::{DirectBoot, RamRange};
+use wideleaf_protocol::{DirectBoot, RamRange, port};
 
 use super::image::{Image, ImageError, Segment, check_placement};
 use super::{BootError, BootImage, file_error};
@@ -98,6 +98,7 @@ pub(crate) fn write_boot_data(
         free_start: free_start.get(),
         devices_gpa: virtio::FIRST.get(),
         device_count: devices as u64,
+        line_port: port::LINE.into(),
         ..DirectBoot::default()
     };
     for range in config.ram_layout() {

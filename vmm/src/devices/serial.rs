@@ -298,6 +298,12 @@ impl SerialPort {
         }
     }
 
+    /// Adds bytes to the guest's output, as if the guest had written them one by one.
+    pub fn put(&self, bytes: &[u8]) {
+        let mut port = self.lock();
+        bytes.iter().for_each(|byte| port.uart.writer_mut().push(*byte));
+    }
+
     /// Time of the guest's first byte, if there was one.
     pub fn first_byte(&self) -> Option<Instant> {
         self.first_byte.get().copied()

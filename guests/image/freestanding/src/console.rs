@@ -1,17 +1,22 @@
 //! The serial line, and all ways in which the program ends: a failure prints its reason and its code as lines of the
 //! protocol, and then writes the exit port. A lock keeps the lines of several vCPUs apart.
 
-#![expect(unsafe_code, reason = "boot.s sends a vCPU here by name after an exception")]
+#![expect(
+    unsafe_code,
+    reason = "boot.s sends a vCPU here by name after an exception; the VMM reads a piece of a line at its address"
+)]
 
+use core::cell::UnsafeCell;
 use core::fmt::{self, Write as _};
 use core::hint::spin_loop;
 use core::panic::PanicInfo;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 
 use wideleaf_kernels::text::FixedText;
+use wideleaf_protocol::direct::{LINE_PIECE_BYTES_MAX, LinePiece};
 use wideleaf_protocol::{Entry, ExitCode, Message, port};
 
-use crate::machine::{self, entry, in8, out8, out16};
+use crate::machine::{self, entry, in8, out_address, out8, out16};
 
 /// Bytes that a 16550 takes at once if its line status reports an empty transmitter. QEMU drops bytes while its
 /// reader is slow, so after a PVH start the status is read once for that many bytes.
@@ -28,6 +33,22 @@ static IS_LOCKED: AtomicBool = AtomicBool::new(false);
 static BYTES_IN_FIFO: AtomicU32 = AtomicU32::new(0);
 /// Set when the program has begun to die: no ordinary line follows.
 static IS_DYING: AtomicBool = AtomicBool::new(false);
+
+/// The line port, 0 if there is none.
+static LINE_PORT: AtomicU16 = AtomicU16::new(0);
+
+/// The piece that the VMM reads. Only the vCPU that holds the lock of the lines touches it.
+struct SharedPiece(UnsafeCell<LinePiece>);
+
+// SAFETY: one vCPU at a time, by the lock.
+unsafe impl Sync for SharedPiece {}
+
+static PIECE: SharedPiece = SharedPiece(UnsafeCell::new(LinePiece { length: 0, bytes: [0; LINE_PIECE_BYTES_MAX] }));
+
+/// Takes the line port from the boot data. A number that is no port is none.
+pub fn set_line_port(port: u64) {
+    LINE_PORT.store(u16::try_from(port).unwrap_or(0), Ordering::Relaxed);
+}
 
 /// Switches the FIFO on. Only after a PVH start; the line of a direct start always takes a byte.
 pub fn init() {
@@ -48,7 +69,16 @@ pub fn note(text: fmt::Arguments<'_>) {
     while IS_LOCKED.swap(true, Ordering::Acquire) || IS_DYING.load(Ordering::Relaxed) {
         spin_loop();
     }
-    print(format_args!("{text}\n"));
+    match LINE_PORT.load(Ordering::Relaxed) {
+        0 => print(format_args!("{text}\n")),
+        port => {
+            // SAFETY: this vCPU holds the lock until the writer is dropped.
+            let mut line = Pieces { piece: unsafe { &mut *PIECE.0.get() }, port };
+            // As in `print`.
+            let _ = writeln!(line, "{text}");
+            line.give_out();
+        }
+    }
     IS_LOCKED.store(false, Ordering::Release);
 }
 
@@ -139,6 +169,33 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 fn print(text: fmt::Arguments<'_>) {
     // Neither our `write_str` nor any of our Display implementations fails.
     let _ = Serial.write_fmt(text);
+}
+
+/// Writes a line in pieces, by one exit each.
+struct Pieces<'a> {
+    piece: &'a mut LinePiece,
+    port: u16,
+}
+
+impl Pieces<'_> {
+    fn give_out(&mut self) {
+        // The image and its memory lie below 4 GiB.
+        out_address(self.port, (&raw const *self.piece).expose_provenance() as u32);
+        self.piece.length = 0;
+    }
+}
+
+impl fmt::Write for Pieces<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            if self.piece.length as usize == LINE_PIECE_BYTES_MAX {
+                self.give_out();
+            }
+            self.piece.bytes[self.piece.length as usize] = byte;
+            self.piece.length += 1;
+        }
+        Ok(())
+    }
 }
 
 struct Serial;

@@ -7,7 +7,7 @@ use wideleaf_protocol::arguments::{COMMAND_LINE_BYTES_MAX, KEY_GUEST_PAGES, KEY_
 use wideleaf_protocol::direct::{DEVICE_STRIDE, DIRECT_BOOT_BYTES};
 use wideleaf_protocol::{DirectBoot, Entry, ExitCode, GuestPage};
 
-use crate::console::fail;
+use crate::console::{self, fail};
 use crate::machine::{end_of_image, read_physical, set_entry};
 use crate::run::{self, Machine, Options};
 use crate::{clock, vcpus};
@@ -27,6 +27,7 @@ fn lead(boot_gpa: u64) -> ! {
     if let Err(error) = boot.validate() {
         fail(ExitCode::Unsupported, format_args!("{error}"));
     }
+    console::set_line_port(boot.line_port);
     if boot.free_start < end_of_image() {
         let end = end_of_image();
         fail(

@@ -100,6 +100,14 @@ pub fn out16(port: u16, value: u16) {
     }
 }
 
+/// Writes the address of memory to a port whose device reads that memory. Only after a direct start.
+pub fn out_address(port: u16, address: u32) {
+    assert!(entry() == Entry::Direct, "a device that reads memory is there only after a direct start");
+    // SAFETY: as for `out8`. The device reads memory during the instruction, so the compiler may not move writes behind
+    // it: no `nomem`.
+    unsafe { asm!("out dx, eax", in("dx") port, in("eax") address, options(readonly, nostack, preserves_flags)) };
+}
+
 /// Reads a byte from a port. Only with system calls: our VMM has no readable port.
 pub fn in8(port: u16) -> u8 {
     assert!(entry() == Entry::Pvh, "ports are read only after a PVH start");
