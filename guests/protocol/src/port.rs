@@ -9,8 +9,8 @@ pub const SERIAL: u16 = 0x3f8;
 /// Line status of the 16550 at [`SERIAL`]; bit 5 is set if the transmitter can take bytes.
 pub const SERIAL_LINE_STATUS: u16 = SERIAL + 5;
 
-/// Port that our VMM gives in [`DirectBoot::line_port`](crate::DirectBoot::line_port): 32-bit writes of the address of a
-/// [`LinePiece`](crate::direct::LinePiece). It is of the 80287's range, which is no longer used.
+/// Port that our VMM gives in [`DirectBoot::line_port`](crate::DirectBoot::line_port): a 32-bit write is the address of
+/// a [`LinePiece`](crate::direct::LinePiece). It is of the 80287's range, which is no longer used.
 pub const LINE: u16 = 0xfc;
 
 /// Exit port of a guest: one 8-bit write of an [`ExitCode`](crate::ExitCode). It is QEMU's

@@ -59,8 +59,8 @@ impl PortDevice for LinePort {
             self.has_warned = true;
             tracing::warn!(
                 ?address,
-                "cannot print what the guest gave to its line port: no piece of a line is there; it is left out, and so \
-                 are later ones, without a warning"
+                "cannot print what the guest gave to its line port: no piece of a line is there; it is left out, and \
+                 later ones will be without a warning"
             );
         }
         BusEvent::None
