@@ -40,7 +40,7 @@ impl std::fmt::Debug for UsersPause {
 impl UsersPause {
     /// A VM that runs.
     pub fn new(machine: &Machine, disks: DiskLocks) -> UsersPause {
-        let look = Box::new(machine.looks());
+        let look = Box::new(machine.queue_kicker());
         UsersPause { control: machine.control(), disks, look, held: Mutex::default() }
     }
 

@@ -169,7 +169,7 @@ impl Machine {
                 machine.memory.gate().end()
             }
         })?;
-        machine.bus.look();
+        machine.bus.kick_queues();
         watch.lap("threads");
         machine.setup = watch.stop();
         Ok(machine)
@@ -285,9 +285,9 @@ impl Machine {
 
     /// Makes the devices look at their rings when it is called, as if their drivers had notified them. Does nothing
     /// after the machine's end, and does not delay that.
-    pub fn looks(&self) -> impl Fn() + Send + Sync + use<> {
+    pub fn queue_kicker(&self) -> impl Fn() + Send + Sync + use<> {
         let bus = Arc::downgrade(&self.bus);
-        move || bus.upgrade().iter().for_each(|bus| bus.look())
+        move || bus.upgrade().iter().for_each(|bus| bus.kick_queues())
     }
 
     /// The means to save this machine, for a thread beside the one that waits.

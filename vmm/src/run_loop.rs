@@ -124,7 +124,7 @@ impl VcpuThread {
         if let Some(Err(error)) = self.late.take().map(|late| late.set(&self.vcpu)) {
             self.control.stop(GuestExit::NotContinued { vcpu: self.vcpu.index(), why: error.to_string() });
         }
-        let mut state = self.look();
+        let mut state = self.requested_state();
         loop {
             state = match state {
                 VcpuState::Running => self.running(),
@@ -160,7 +160,7 @@ impl VcpuThread {
         loop {
             match self.enter_once() {
                 AfterExit::Enter => {}
-                AfterExit::ReadRequests => return self.look(),
+                AfterExit::ReadRequests => return self.requested_state(),
                 AfterExit::End(exit) => {
                     self.control.stop(exit);
                     return VcpuState::Finished;
@@ -237,7 +237,7 @@ impl VcpuThread {
         self.vcpu.sregs().ok().map(of)
     }
 
-    fn look(&self) -> VcpuState {
+    fn requested_state(&self) -> VcpuState {
         let mut inner = self.control.lock();
         self.control.next_state(&mut inner, self.index())
     }

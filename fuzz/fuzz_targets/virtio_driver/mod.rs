@@ -143,7 +143,7 @@ impl Driver {
     /// Lets a restored device look at its queues.
     #[allow(dead_code, reason = "one target does")]
     pub fn look(&mut self) {
-        self.transport.look();
+        self.transport.kick_queues();
         if !self.is_alone {
             settle();
         }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use wideleaf_policies::{Gpa, GpaRange};
 
-use super::virtio::{DeviceState, NotAtRest, Rest, RestoreDeviceError, SavedDevice};
+use super::virtio::saved::{DeviceState, NotAtRest, Rest, RestoreDeviceError, SavedDevice};
 use crate::run_loop::PAUSE_WAIT_MAX;
 
 /// Interval in which a thread that waits for a flush looks whether to keep on.
@@ -81,7 +81,7 @@ pub trait MemoryDevice: Send {
     /// [`RestoreDeviceError`] where it cannot; then the machine must not run.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreDeviceError>;
     /// Makes the restored device look at its queues: its driver may have notified it just before it was saved.
-    fn look(&self) {}
+    fn kick_queues(&self) {}
 }
 
 /// A flush under way. It ends without a word where its thread could not work.
@@ -303,7 +303,7 @@ impl Bus {
     }
 
     /// Lets the devices behind addresses, which are as new, continue from saved states, in their order. What their
-    /// drivers asked for before is done after [`Bus::look`].
+    /// drivers asked for before is done after [`Bus::kick_queues`].
     ///
     /// # Errors
     /// The number of the device that cannot continue, and the reason; then the machine must not run.
@@ -315,8 +315,8 @@ impl Bus {
     }
 
     /// Makes the restored devices look at their queues.
-    pub fn look(&self) {
-        self.memory_ranges.iter().for_each(|range| range.device.lock().look());
+    pub fn kick_queues(&self) {
+        self.memory_ranges.iter().for_each(|range| range.device.lock().kick_queues());
     }
 
     /// Accesses that no device answered until now.

@@ -11,11 +11,13 @@
 //! The guest is not trusted: registers take any access at any time, and queues lie at any address with any content.
 //! An error of the guest ends as `DEVICE_NEEDS_RESET` and harms only that guest.
 
+mod activate_error;
 pub mod balloon;
 pub mod block;
 pub mod counters;
 pub mod interrupt;
 pub mod io_thread;
+mod kind;
 pub mod net;
 pub mod pieces;
 pub mod queue;
@@ -32,8 +34,10 @@ pub mod vsock;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use activate_error::ActivateError;
 pub use interrupt::Interrupt;
 pub use io_thread::{IoThread, Subscription};
+pub use kind::DeviceKind;
 pub use queue::{ActiveQueue, BrokenQueue};
 pub use saved::{DeviceState, NotAtRest, Rest, RestoreDeviceError, SavedDevice};
 pub use threads::DeviceThreads;
@@ -44,21 +48,6 @@ use crate::dma::DeviceMemory;
 
 /// Makes the guest's writes to a device durable, and returns the device's state.
 pub type Flusher = Box<dyn FnOnce() -> std::io::Result<DeviceState> + Send>;
-
-/// The kind of a device, as its driver sees it (Virtual I/O Device 1.2, section 5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceKind {
-    /// A network card.
-    Net = 1,
-    /// A disk (block device).
-    Block = 2,
-    /// A source of random bytes.
-    Entropy = 4,
-    /// Memory given back to the host.
-    Balloon = 5,
-    /// Sockets between guest and host.
-    Vsock = 19,
-}
 
 /// A device behind its registers. Any vCPU's thread reads and writes its configuration. [`DeviceThreads`] activates
 /// and resets it, and it hands its queues to a thread. It never touches guest RAM on a vCPU's thread.
@@ -131,22 +120,6 @@ impl Activation {
     pub fn has(&self, feature: u32) -> bool {
         self.features >> feature & 1 == 1
     }
-}
-
-/// The reasons why a device cannot start its work.
-#[derive(Debug, thiserror::Error)]
-pub enum ActivateError {
-    /// The driver did not set up a queue that the device needs.
-    #[error("the driver did not set up queue {0}")]
-    NoQueue(usize),
-    /// The host did not give a thread, an event or a file descriptor.
-    #[error("{what}: {source}")]
-    Host {
-        /// Name of the failed request.
-        what: &'static str,
-        /// The kernel's error.
-        source: std::io::Error,
-    },
 }
 
 /// Addresses of a device's registers, and its interrupt.

@@ -110,8 +110,8 @@ impl SecondLevel for KvmSecondLevel {
         for (index, stats) in self.vcpus.iter().enumerate() {
             let Some(system_time) = self.control.system_time_of(index) else { continue };
             let stats = stats.as_ref().map_err(from_stats)?;
-            let places = stats.places().map_err(from_stats)?;
-            let VcpuCounts { faults, exits } = stats.counts(places).map_err(|error| from_stats(&error))?;
+            let offsets = stats.offsets().map_err(from_stats)?;
+            let VcpuCounts { faults, exits } = stats.counts(offsets).map_err(|error| from_stats(&error))?;
             all.faults += faults;
             all.exits += exits;
             all.system_time += system_time;

@@ -232,12 +232,12 @@ pub struct VcpuCounts {
 #[derive(Debug)]
 pub struct VcpuStats {
     file: File,
-    places: OnceLock<Result<VcpuPlaces, StatsError>>,
+    offsets: OnceLock<Result<VcpuCountOffsets, StatsError>>,
 }
 
 /// The part of a vCPU's statistics file that is read.
 #[derive(Debug)]
-pub struct VcpuPlaces {
+pub struct VcpuCountOffsets {
     layout: StatsLayout,
     pf_fixed: usize,
     exits: usize,
@@ -250,29 +250,29 @@ impl VcpuStats {
     /// # Errors
     /// [`StatsError::Kernel`] where KVM has no statistics (before Linux 5.14).
     pub fn open(vcpu_fd: &impl AsRawFd) -> Result<VcpuStats, StatsError> {
-        Ok(VcpuStats { file: statistics_of(vcpu_fd)?, places: OnceLock::new() })
+        Ok(VcpuStats { file: statistics_of(vcpu_fd)?, offsets: OnceLock::new() })
     }
 
-    /// Places of the counts in the file.
+    /// Offsets of the counts in the file.
     ///
     /// # Errors
     /// [`StatsError`], the same one each time; `NoSuchStatistic` where KVM does not count faults or exits.
-    pub fn places(&self) -> Result<&VcpuPlaces, &StatsError> {
-        let places = || {
+    pub fn offsets(&self) -> Result<&VcpuCountOffsets, &StatsError> {
+        let offsets = || {
             let layout = layout_of(&self.file)?;
-            Ok(VcpuPlaces { pf_fixed: layout.place_of("pf_fixed")?, exits: layout.place_of("exits")?, layout })
+            Ok(VcpuCountOffsets { pf_fixed: layout.place_of("pf_fixed")?, exits: layout.place_of("exits")?, layout })
         };
-        self.places.get_or_init(places).as_ref()
+        self.offsets.get_or_init(offsets).as_ref()
     }
 
     /// The vCPU's counts, now.
     ///
     /// # Errors
     /// [`StatsError::Kernel`] where the file cannot be read.
-    pub fn counts(&self, places: &VcpuPlaces) -> Result<VcpuCounts, StatsError> {
-        let data = data_of(&self.file, &places.layout)?;
+    pub fn counts(&self, offsets: &VcpuCountOffsets) -> Result<VcpuCounts, StatsError> {
+        let data = data_of(&self.file, &offsets.layout)?;
         let value = |offset| read_u64(&data, offset).unwrap_or(0);
-        Ok(VcpuCounts { faults: value(places.pf_fixed), exits: value(places.exits) })
+        Ok(VcpuCounts { faults: value(offsets.pf_fixed), exits: value(offsets.exits) })
     }
 }
 

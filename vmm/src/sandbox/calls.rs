@@ -91,17 +91,17 @@ impl ThreadKind {
     fn tables(self) -> &'static [Table] {
         match self {
             ThreadKind::Process => &[
-                EVERY, READING, REPORT, KVM_RUN, BUTTON, ASIDE, DIRTY_LOGS, THREADS, MANAGER, RAM_FILE, DEVICES,
+                EVERY, READING, REPORT, KVM_RUN, BUTTON, OWN_RAM, DIRTY_LOGS, THREADS, MANAGER, RAM_FILE, DEVICES,
                 ACTIVATING, ENTERING, STARTING, TERMINAL,
             ],
-            ThreadKind::Main => &[EVERY, READING, REPORT, ASIDE, RAM_FILE, TERMINAL],
-            ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, BUTTON, ASIDE, TERMINAL],
-            ThreadKind::Manager => &[EVERY, READING, DIRTY_LOGS, THREADS, MANAGER, ASIDE, RAM_FILE, ENTERING],
-            ThreadKind::Faults => &[EVERY, READING, ASIDE, RAM_FILE, WAKING],
+            ThreadKind::Main => &[EVERY, READING, REPORT, OWN_RAM, RAM_FILE, TERMINAL],
+            ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, BUTTON, OWN_RAM, TERMINAL],
+            ThreadKind::Manager => &[EVERY, READING, DIRTY_LOGS, THREADS, MANAGER, OWN_RAM, RAM_FILE, ENTERING],
+            ThreadKind::Faults => &[EVERY, READING, OWN_RAM, RAM_FILE, WAKING],
             ThreadKind::Io => &[EVERY, DEVICES],
-            ThreadKind::Status => &[EVERY, READING, ASIDE, DAEMON],
-            ThreadKind::Control => &[EVERY, READING, ASIDE, ANSWERING, BUTTON],
-            ThreadKind::Save => &[EVERY, READING, DIRTY_LOGS, THREADS, ASIDE, SAVING_VM, SAVING_FILES, WAKING],
+            ThreadKind::Status => &[EVERY, READING, OWN_RAM, DAEMON],
+            ThreadKind::Control => &[EVERY, READING, OWN_RAM, ANSWERING, BUTTON],
+            ThreadKind::Save => &[EVERY, READING, DIRTY_LOGS, THREADS, OWN_RAM, SAVING_VM, SAVING_FILES, WAKING],
             ThreadKind::Console => &[EVERY, TERMINAL, CONSOLE, BUTTON],
         }
     }
@@ -278,9 +278,9 @@ const PAGEMAP_SCAN_BYTES: usize = 96;
 /// device (linux/userfaultfd.h). Bits 8 to 15 of a request are its type.
 const USERFAULTFD: With = With::Bits(1, 0xff00, 0xaa00);
 
-/// Reads the backing of RAM and KVM's mappings; takes windows aside, answers faults, brings windows back. All of it
-/// concerns this process's memory.
-const ASIDE: Table = &[
+/// Reads the backing of RAM and KVM's mappings; takes windows out of the guest's reach, answers faults, brings windows
+/// back. All of it concerns this process's memory.
+const OWN_RAM: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(b'f', 16, PAGEMAP_SCAN_BYTES))),
     (libc::SYS_ioctl, USERFAULTFD),
     // The first thread that needs it opens the file of KVM's statistics, which has the sizes of its mappings.
@@ -488,7 +488,7 @@ pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap
         tables.push(CONNECTING);
     }
     if kind == ThreadKind::Io && config.devices.gives_back {
-        tables.extend([READING, ASIDE]);
+        tables.extend([READING, OWN_RAM]);
     }
     if kind == ThreadKind::Process && config.daemon.is_some() {
         tables.push(DAEMON);

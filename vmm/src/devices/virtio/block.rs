@@ -11,11 +11,13 @@
 //! The host's page cache of the file is the guest's write-back cache: FLUSH makes it durable. For a driver that
 //! does not accept FLUSH, every write is durable when it completes (5.2.6.2).
 //!
-//! A VM that moves to another process hands the file's lock over ([`lock`]): without it, no request is carried out.
+//! A VM that moves to another process hands the file's lock over ([`disk_locks`]): without it, no request is carried
+//! out.
 
 pub mod counters;
+pub mod disk_locks;
 pub mod image;
-pub mod lock;
+mod lock;
 pub mod request;
 mod worker;
 
@@ -23,8 +25,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use counters::{DiskCounters, DiskStatistics};
+pub use disk_locks::DiskLocks;
 pub use image::{DiskError, DiskImage, DiskOptions};
-pub use lock::DiskLocks;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_WRITE_ZEROES, virtio_blk_config,

@@ -1,4 +1,5 @@
-//! The interrupt by which a device notifies its driver.
+//! The interrupt by which a device notifies its driver: its reasons, and the mark of a device that needs a reset. Any
+//! thread may raise it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, SubscriberId};
 use parking_lot::Mutex;
 
-use super::{ActivateError, DeviceThreads};
+use super::activate_error::ActivateError;
+use super::threads::DeviceThreads;
 
 /// An object with file descriptors that cause events. Its `process` must be short, because all other devices
 /// wait for it.

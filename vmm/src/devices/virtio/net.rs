@@ -11,6 +11,7 @@
 pub mod counters;
 pub mod mac;
 mod receive;
+mod shared;
 pub mod tap;
 mod transmit;
 mod worker;
@@ -33,8 +34,9 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 
 use self::counters::Counting;
 use self::receive::Receiver;
+use self::shared::Shared;
 use self::transmit::Transmitter;
-use self::worker::{Shared, Worker};
+use self::worker::Worker;
 use super::saved::unless_equal;
 use super::service::{Served, Service};
 use super::{

@@ -12,7 +12,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueState};
 
-use super::DeviceKind;
+use super::activate_error::ActivateError;
+use super::kind::DeviceKind;
 
 /// A device: the registers that a driver sees, and what is behind them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -257,7 +258,7 @@ pub enum RestoreDeviceError {
     Damaged(&'static str),
     /// The device could not start its work.
     #[error(transparent)]
-    Activate(#[from] super::ActivateError),
+    Activate(#[from] ActivateError),
 }
 
 /// An error where `saved` and `here` differ.

@@ -116,13 +116,13 @@ impl Driver {
         saved: &(SavedDevice, Vec<u8>),
     ) -> Result<Driver, RestoreDeviceError> {
         let driver = self.continued_held(device, saved)?;
-        driver.look();
+        driver.kick_queues();
         Ok(driver)
     }
 
     /// Makes the device look at its queues.
-    pub fn look(&self) {
-        self.transport.look();
+    pub fn kick_queues(&self) {
+        self.transport.kick_queues();
     }
 
     /// The same with a device that was not told to look at its queues.

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::ActivateError;
+use super::activate_error::ActivateError;
 use crate::run_loop::RunControl;
 use crate::sandbox::{Sandbox, SandboxError, ThreadKind};
 

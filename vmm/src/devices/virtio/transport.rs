@@ -448,7 +448,7 @@ impl MemoryDevice for Transport {
         self.restored(saved)
     }
 
-    fn look(&self) {
+    fn kick_queues(&self) {
         // Without a driver that is ready, the device looks at its queues when it is activated.
         if self.is(VIRTIO_CONFIG_S_DRIVER_OK) {
             self.kicks.iter().for_each(|kick| drop(kick.write(1)));

@@ -45,14 +45,14 @@ pub fn publish(queue: &mut Queue, view: &GuestView, chains: &[Used]) -> Result<(
 
 /// The position up to which the driver was notified.
 #[derive(Clone, Copy, Debug)]
-pub struct Told {
+pub struct NotifiedUpTo {
     used: Wrapping<u16>,
 }
 
-impl Told {
+impl NotifiedUpTo {
     /// The driver knows of all chains that `queue` handed back until now.
-    pub fn up_to_now(queue: &Queue) -> Told {
-        Told { used: Wrapping(queue.next_used()) }
+    pub fn now(queue: &Queue) -> NotifiedUpTo {
+        NotifiedUpTo { used: Wrapping(queue.next_used()) }
     }
 
     /// Whether the driver wants an interrupt for the chains used since the last call (section 2.7.7).

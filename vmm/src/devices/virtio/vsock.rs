@@ -32,7 +32,7 @@ use self::counters::Counting;
 use self::worker::Worker;
 use super::saved::unless_equal;
 use super::service::{Served, Service};
-use super::used::Told;
+use super::used::NotifiedUpTo;
 use super::{
     ActivateError, Activation, DeviceKind, DeviceState, NotAtRest, Rest, RestoreDeviceError, Subscription, VirtioDevice,
 };
@@ -111,7 +111,7 @@ impl VirtioDevice for Vsock {
         let mut queues = activation.queues.into_iter();
         let mut next = |number| queues.next().filter(|queue| queue.is_ready()).ok_or(ActivateError::NoQueue(number));
         let (to_guest, from_guest) = (next(0)?, next(1)?);
-        let (events, told) = (next(2).ok(), [&to_guest, &from_guest].map(|queue| Told::up_to_now(&queue.queue)));
+        let (events, notified) = (next(2).ok(), [&to_guest, &from_guest].map(|queue| NotifiedUpTo::now(&queue.queue)));
         let connections = Connections::new(u64::from(self.cid), Arc::clone(&self.host), Arc::clone(&self.counting));
         let worker = Worker {
             memory: activation.memory,
@@ -123,7 +123,7 @@ impl VirtioDevice for Vsock {
             from_guest,
             events,
             has_reset: std::mem::take(&mut self.is_restored),
-            told,
+            notified,
             is_broken: false,
             is_deaf: false,
         };

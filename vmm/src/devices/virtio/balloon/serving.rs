@@ -118,11 +118,11 @@ impl Serving {
 
     fn serve(&mut self, number: u32) -> Result<(), Broken> {
         let Serving { queues, ask, memory, interrupt, give_back, tells, handle, .. } = self;
-        let door = Door { memory, interrupt };
+        let chains = ChainServer { memory, interrupt };
         let malformed = &handle.counters().chains_malformed;
         let requests = &handle.counters().requests;
         match number {
-            event::INFLATE => door.serve(
+            event::INFLATE => chains.serve(
                 &mut queues.inflate,
                 requests,
                 |chain| page_numbers(&chain, malformed),
@@ -135,7 +135,7 @@ impl Serving {
                     Ok(())
                 },
             ),
-            event::DEFLATE => door.serve(
+            event::DEFLATE => chains.serve(
                 &mut queues.deflate,
                 requests,
                 |chain| page_numbers(&chain, malformed),
@@ -147,7 +147,7 @@ impl Serving {
             event::REPORTS => {
                 let Some(queue) = &mut queues.reports else { return Ok(()) };
                 let cut = &handle.counters().reports_cut;
-                door.serve(
+                chains.serve(
                     queue,
                     requests,
                     |chain| free_runs(&chain, malformed, cut),
@@ -161,20 +161,20 @@ impl Serving {
                 if number == event::ASK {
                     let _ = ask.read();
                 }
-                door.serve_statistics(queues.statistics.as_mut(), handle, number == event::ASK)
+                chains.serve_statistics(queues.statistics.as_mut(), handle, number == event::ASK)
             }
             _ => Ok(()),
         }
     }
 }
 
-/// The means to take buffers and hand them back.
-struct Door<'a> {
+/// Takes chains of a queue, inside the gate, and hands them back.
+struct ChainServer<'a> {
     memory: &'a DeviceMemory,
     interrupt: &'a Interrupt,
 }
 
-impl Door<'_> {
+impl ChainServer<'_> {
     /// Serves some chains: runs `read` inside the gate and `done` outside, and then hands the buffer back.
     fn serve<T>(
         &self,

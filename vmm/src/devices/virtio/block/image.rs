@@ -1,5 +1,5 @@
-//! The file behind a disk: opened, measured and locked ([`super::lock`]) before there is a VM, then read and written by
-//! its thread.
+//! The file behind a disk: opened, measured and locked before there is a VM, then read and written by the disk's
+//! thread. [`super::disk_locks`] passes all locks of a VM on.
 //!
 //! ```text
 //!   writable   exclusive lock, which may pass to another VM and come back; without it, nothing is read or written

@@ -384,7 +384,7 @@ fn a_disk_that_rests_leaves_a_request_in_the_ring_until_it_goes_on() {
     std::thread::sleep(std::time::Duration::from_millis(5));
     assert_eq!((disk.driver.used_index(0), disk.file_bytes(512, 512)), (0, vec![2; 512]));
     disk.image.set_resting(false);
-    disk.driver.look();
+    disk.driver.kick_queues();
     disk.driver.wait_used(0);
     assert_eq!((disk.driver.bytes(STATUS, 1)[0], disk.file_bytes(512, 512)), (OK, vec![0xee; 512]));
 }
@@ -449,7 +449,7 @@ fn a_disk_that_was_abandoned_waits_although_a_request_lies_in_the_ring() {
             assert!(Instant::now() < end, "it does not wait for its driver");
             std::thread::yield_now();
         }
-        disk.driver.look();
+        disk.driver.kick_queues();
     }
     assert_eq!((disk.driver.used_index(0), disk.driver.bytes(STATUS, 1)[0]), (0, NOT_WRITTEN));
 }

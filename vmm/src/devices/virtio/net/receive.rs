@@ -13,11 +13,11 @@ use std::io::ErrorKind;
 
 use virtio_queue::{QueueOwnedT, QueueT};
 
-use super::worker::{Next, Shared};
+use super::shared::{Next, Shared};
 use super::{FRAME_BYTES_MAX, HEADER_BYTES};
 use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::{PIECES_MAX, Piece, collect, read_at, write_at};
-use crate::devices::virtio::used::{Told, publish};
+use crate::devices::virtio::used::{NotifiedUpTo, publish};
 use crate::devices::virtio::{ActiveQueue, BrokenQueue};
 use crate::kvm::guest_memory::GuestView;
 use crate::sys::vectored::read;
@@ -38,7 +38,7 @@ pub(super) struct Receiver {
     /// A frame with its header that waits for buffers; empty where no frame waits.
     held: Vec<u8>,
     spill: Box<[u8]>,
-    told: Told,
+    notified: NotifiedUpTo,
 }
 
 /// Chains that were taken from the queue and are still empty.
@@ -60,8 +60,8 @@ struct Buffer {
 impl Receiver {
     pub(super) fn new(queue: ActiveQueue, is_mergeable: bool, frame_bytes_max: usize) -> Receiver {
         let spill = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
-        let told = Told::up_to_now(&queue.queue);
-        Receiver { queue, is_mergeable, frame_bytes_max, held: Vec::new(), spill, told }
+        let notified = NotifiedUpTo::now(&queue.queue);
+        Receiver { queue, is_mergeable, frame_bytes_max, held: Vec::new(), spill, notified }
     }
 
     /// Receives some frames. Returns the event to wait for next.
@@ -73,7 +73,7 @@ impl Receiver {
         let next = self.fill_buffers(shared, view, &mut offered)?;
         let position = self.queue.queue.next_avail().wrapping_sub(offered.chains.len() as u16);
         self.queue.queue.set_next_avail(position);
-        if self.told.is_due(&self.queue.queue, view)? {
+        if self.notified.is_due(&self.queue.queue, view)? {
             shared.interrupt.used();
         }
         Ok(next)

@@ -6,11 +6,11 @@ use std::io::ErrorKind;
 use nix::errno::Errno;
 use virtio_queue::{QueueOwnedT, QueueT};
 
-use super::worker::{Next, Shared};
+use super::shared::{Next, Shared};
 use super::{FRAME_BYTES_MAX, HEADER_BYTES};
 use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::{Piece, collect};
-use crate::devices::virtio::used::{Told, publish};
+use crate::devices::virtio::used::{NotifiedUpTo, publish};
 use crate::devices::virtio::{ActiveQueue, BrokenQueue};
 use crate::kvm::guest_memory::GuestView;
 use crate::sys::vectored::write;
@@ -21,13 +21,13 @@ const FRAMES_AT_ONCE: usize = 64;
 /// The transmit queue of a card.
 pub(super) struct Transmitter {
     pub(super) queue: ActiveQueue,
-    told: Told,
+    notified: NotifiedUpTo,
 }
 
 impl Transmitter {
     pub(super) fn new(queue: ActiveQueue) -> Transmitter {
-        let told = Told::up_to_now(&queue.queue);
-        Transmitter { queue, told }
+        let notified = NotifiedUpTo::now(&queue.queue);
+        Transmitter { queue, notified }
     }
 
     /// Sends some frames. Returns the event to wait for next.
@@ -36,7 +36,7 @@ impl Transmitter {
         let view: &GuestView = &access;
         self.queue.queue.disable_notification(view)?;
         let next = self.send_frames(shared, view)?;
-        if self.told.is_due(&self.queue.queue, view)? {
+        if self.notified.is_due(&self.queue.queue, view)? {
             shared.interrupt.used();
         }
         Ok(next)

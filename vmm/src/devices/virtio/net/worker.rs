@@ -5,42 +5,17 @@
 //! | the link | yes | | the driver | no |
 //! | buffers | no: frames wait in the link | | the link | yes: frames wait in the queue |
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Link;
-use super::counters::Counting;
 use super::receive::Receiver;
+use super::shared::{Next, Shared};
 use super::transmit::Transmitter;
 use crate::devices::virtio::counters::add;
-use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
-use crate::dma::DeviceMemory;
-
-/// State that both queues use.
-pub(super) struct Shared {
-    pub(super) memory: DeviceMemory,
-    pub(super) interrupt: Arc<Interrupt>,
-    pub(super) link: Arc<dyn Link>,
-    pub(super) counting: Arc<Counting>,
-    pub(super) is_up: Arc<AtomicBool>,
-}
-
-/// The event that a queue waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// The link: a frame, or room for one.
-    Link,
-    /// The driver, which adds buffers.
-    Buffers,
-    /// Its own next turn, because there is more to do.
-    Again,
-    /// No event, because the link has ended.
-    Gone,
-}
+use crate::devices::virtio::{ActiveQueue, BrokenQueue};
 
 /// The card's worker: see the module.
 pub(super) struct Worker {

@@ -338,7 +338,7 @@ fn connections_end_on_the_other_machine_and_continue_on_this_one() {
     let mut after = driver.continued(sockets(&there, CID), &saved).unwrap();
     let event = after.wait_used(EVENTS);
     assert_eq!((event.head, event.written, after.bytes(AT + 0x8_0000, 4)), (0, 4, vec![0; 4]), "transport reset");
-    // A driver that still believes in the connection learns that there is none.
+    // A driver that still believes in the connection learns that it has ended.
     send_packet(&mut after, Operation::Data, b"lost");
     assert_eq!(next_operation(&mut after), Some(Operation::Reset));
 

@@ -29,11 +29,11 @@ pub const ROOM_BYTES: usize = 256 << 10;
 
 /// Number of bytes that pass before the guest receives new credit: it then always knows of three quarters
 /// of the room.
-const TOLD_AFTER_BYTES: u32 = ROOM_BYTES as u32 / 4;
+const CREDIT_UPDATE_BYTES: u32 = ROOM_BYTES as u32 / 4;
 
 /// Messages that the guest has still to receive.
 #[derive(Clone, Copy, Debug, Default)]
-struct Due {
+struct PendingMessages {
     request: bool,
     response: bool,
     reset: bool,
@@ -51,11 +51,11 @@ pub(super) struct Connection {
     pub(super) watched: EventSet,
     /// Whether the guest has not yet answered the host's request for a connection.
     is_asked: bool,
-    due: Due,
+    pending: PendingMessages,
     /// Bytes of the guest that the host's program has not yet taken.
     to_host: VecDeque<u8>,
     passed: Wrapping<u32>,
-    passed_as_told: Wrapping<u32>,
+    passed_as_announced: Wrapping<u32>,
     sent: Wrapping<u32>,
     guest_room: u32,
     guest_passed: Wrapping<u32>,
@@ -91,7 +91,7 @@ impl Connection {
     /// A connection that the guest asked for and receives.
     pub(super) fn from_guest(stream: UnixStream, token: u32, request: &Header) -> Connection {
         let mut connection = Connection::new(stream, token);
-        connection.due.response = true;
+        connection.pending.response = true;
         connection.credit(request);
         connection
     }
@@ -99,7 +99,7 @@ impl Connection {
     /// A connection that the host asks the guest for.
     pub(super) fn from_host(stream: UnixStream, token: u32) -> Connection {
         let mut connection = Connection::new(stream, token);
-        (connection.is_asked, connection.due.request) = (true, true);
+        (connection.is_asked, connection.pending.request) = (true, true);
         connection
     }
 
@@ -109,10 +109,10 @@ impl Connection {
             token,
             watched: EventSet::IN,
             is_asked: false,
-            due: Due::default(),
+            pending: PendingMessages::default(),
             to_host: VecDeque::new(),
             passed: Wrapping(0),
-            passed_as_told: Wrapping(0),
+            passed_as_announced: Wrapping(0),
             sent: Wrapping(0),
             guest_room: 0,
             guest_passed: Wrapping(0),
@@ -199,14 +199,14 @@ impl Connection {
 
     fn count_passed(&mut self, bytes: usize) {
         self.passed += bytes as u32;
-        if (self.passed - self.passed_as_told).0 >= TOLD_AFTER_BYTES {
-            self.due.credit_update = true;
+        if (self.passed - self.passed_as_announced).0 >= CREDIT_UPDATE_BYTES {
+            self.pending.credit_update = true;
         }
     }
 
     /// Records that the guest asks for the free room.
     pub(super) fn ask_for_credit(&mut self) {
-        self.due.credit_update = true;
+        self.pending.credit_update = true;
     }
 
     /// Records that the guest ends directions.
@@ -223,7 +223,7 @@ impl Connection {
         if self.guest_ended & NO_MORE_SENT != 0 && self.to_host.is_empty() {
             let _ = self.stream.shutdown(Shutdown::Write);
             // Section 5.10.6.5: a reset confirms the end of both directions.
-            self.due.reset |= self.guest_ended == NOTHING_MORE;
+            self.pending.reset |= self.guest_ended == NOTHING_MORE;
         }
     }
 
@@ -236,7 +236,7 @@ impl Connection {
     pub(super) fn hung_up(&mut self) {
         (self.is_hung_up, self.is_readable) = (true, true);
         // The guest has not answered yet, and no program waits for it any more.
-        self.due.reset |= self.is_asked;
+        self.pending.reset |= self.is_asked;
         // A guest that still reads receives the earlier data, and then the end.
         if !self.is_asked && !self.may_read() {
             self.say_ended(NOTHING_MORE);
@@ -254,13 +254,13 @@ impl Connection {
 
     /// Whether only the guest's confirmation of the end is missing.
     pub(super) fn is_closing(&self) -> bool {
-        self.host_ended == NOTHING_MORE && !self.due.shutdown
+        self.host_ended == NOTHING_MORE && !self.pending.shutdown
     }
 
     fn say_ended(&mut self, directions: u32) {
         if self.host_ended | directions != self.host_ended {
             self.host_ended |= directions;
-            self.due.shutdown = true;
+            self.pending.shutdown = true;
         }
     }
 
@@ -276,7 +276,7 @@ impl Connection {
 
     /// Whether there is a packet for the guest.
     pub(super) fn has_packet(&self) -> bool {
-        let Due { request, response, reset, shutdown, credit_update, credit_request } = self.due;
+        let PendingMessages { request, response, reset, shutdown, credit_update, credit_request } = self.pending;
         let has_data = self.is_readable && self.may_read() && self.guest_free() > 0;
         request || response || reset || shutdown || credit_update || credit_request || has_data
     }
@@ -284,25 +284,25 @@ impl Connection {
     /// The guest's next packet, its data read into `room`, which is not empty.
     pub(super) fn next_packet(&mut self, cid: u64, ports: Ports, room: &[Piece<'_>]) -> Packet {
         let header = |operation| Header::to_guest(cid, ports, operation);
-        if std::mem::take(&mut self.due.request) {
+        if std::mem::take(&mut self.pending.request) {
             return Packet::Some(self.with_credit(header(Operation::Request)));
         }
-        if std::mem::take(&mut self.due.response) {
+        if std::mem::take(&mut self.pending.response) {
             return Packet::Some(self.with_credit(header(Operation::Response)));
         }
-        if self.due.reset {
+        if self.pending.reset {
             return Packet::Last(header(Operation::Reset));
         }
         if let Some(bytes) = self.read_data(room) {
             return Packet::Some(self.with_credit(Header { bytes, ..header(Operation::Data) }));
         }
-        if std::mem::take(&mut self.due.shutdown) {
+        if std::mem::take(&mut self.pending.shutdown) {
             return Packet::Some(self.with_credit(Header { flags: self.host_ended, ..header(Operation::Shutdown) }));
         }
-        if std::mem::take(&mut self.due.credit_update) {
+        if std::mem::take(&mut self.pending.credit_update) {
             return Packet::Some(self.with_credit(header(Operation::CreditUpdate)));
         }
-        if std::mem::take(&mut self.due.credit_request) {
+        if std::mem::take(&mut self.pending.credit_request) {
             return Packet::Some(self.with_credit(header(Operation::CreditRequest)));
         }
         Packet::Nothing
@@ -322,7 +322,7 @@ impl Connection {
             Ok(0) => self.program_ended(),
             Ok(bytes) => {
                 self.sent += bytes as u32;
-                self.due.credit_request = self.guest_free() == 0;
+                self.pending.credit_request = self.guest_free() == 0;
                 return Some(bytes as u32);
             }
             Err(error) if is_temporary(&error) => self.is_readable = false,
@@ -340,8 +340,8 @@ impl Connection {
     }
 
     fn with_credit(&mut self, header: Header) -> Header {
-        self.passed_as_told = self.passed;
-        self.due.credit_update = false;
+        self.passed_as_announced = self.passed;
+        self.pending.credit_update = false;
         Header { room: ROOM_BYTES as u32, passed: self.passed.0, ..header }
     }
 }

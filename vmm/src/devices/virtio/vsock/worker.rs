@@ -14,7 +14,7 @@ use super::packet::{HEADER_BYTES, Header};
 use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::{Piece, collect, from, read_at, up_to, write_at};
 use crate::devices::virtio::queue::Chain;
-use crate::devices::virtio::used::{Told, publish};
+use crate::devices::virtio::used::{NotifiedUpTo, publish};
 use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::DeviceMemory;
 use crate::kvm::guest_memory::GuestView;
@@ -49,7 +49,7 @@ pub(super) struct Worker {
     pub(super) events: Option<ActiveQueue>,
     /// Whether the guest has still to learn that all connections have ended.
     pub(super) has_reset: bool,
-    pub(super) told: [Told; 2],
+    pub(super) notified: [NotifiedUpTo; 2],
     /// Whether the guest broke a queue; then the worker stops.
     pub(super) is_broken: bool,
     /// Whether file descriptors ran out: the programs that wait are accepted after another event, or when one more
@@ -120,7 +120,7 @@ impl Worker {
             }
             publish(queue, view, &[(head, 0)])?;
         }
-        if self.told[1].is_due(queue, view)? {
+        if self.notified[1].is_due(queue, view)? {
             self.interrupt.used();
         }
         Ok(has_more)
@@ -159,7 +159,7 @@ impl Worker {
             write_at(&pieces, 0, &header.to_bytes());
             publish(queue, view, &[(head, HEADER_BYTES as u32 + header.bytes)])?;
         }
-        if self.told[0].is_due(queue, view)? {
+        if self.notified[0].is_due(queue, view)? {
             self.interrupt.used();
         }
         Ok(was_cut)
