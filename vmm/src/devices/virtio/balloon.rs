@@ -37,7 +37,7 @@ mod handle;
 mod serving;
 mod statistics;
 
-pub use handle::{BalloonHandle, BalloonReport, TooMuch};
+pub use handle::{BalloonHandle, BalloonReport, BalloonTooLarge};
 pub use statistics::GuestStatistics;
 
 use serving::{Queues, Serving, StatisticsQueue};
@@ -76,8 +76,8 @@ impl Balloon {
     /// An empty balloon for a guest with `ram` bytes of RAM, with the target `target`.
     ///
     /// # Errors
-    /// [`TooMuch`] where the target exceeds the RAM.
-    pub fn new(ram: Bytes, target: Bytes) -> Result<Balloon, TooMuch> {
+    /// [`BalloonTooLarge`] where the target exceeds the RAM.
+    pub fn new(ram: Bytes, target: Bytes) -> Result<Balloon, BalloonTooLarge> {
         let handle = BalloonHandle::new(ram);
         handle.set_target(target)?;
         Ok(Balloon { handle, actual: [0; 4], serving: None, give_back: None, restored: SavedBalloon::default() })

@@ -50,7 +50,7 @@ pub(super) struct Counters {
 /// The target is larger than the guest's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a balloon of {asked} is more than the guest's RAM, {ram}")]
-pub struct TooMuch {
+pub struct BalloonTooLarge {
     /// Requested size of the balloon.
     pub asked: Bytes,
     /// Size of guest RAM.
@@ -91,15 +91,15 @@ impl BalloonHandle {
         }))
     }
 
-    /// Sets the target size, in whole base pages. The driver is notified, and follows as far as it can.
+    /// Sets the target size, rounded down to whole base pages. The driver is notified, and follows as far as it can.
     ///
     /// # Errors
-    /// [`TooMuch`] where the target exceeds the RAM.
-    pub fn set_target(&self, target: Bytes) -> Result<(), TooMuch> {
-        let too_much = TooMuch { asked: target, ram: self.0.ram_bytes };
-        let pages = u32::try_from(target.pages(PageSize::Base4K)).map_err(|_| too_much)?;
+    /// [`BalloonTooLarge`] where the target exceeds the RAM.
+    pub fn set_target(&self, target: Bytes) -> Result<(), BalloonTooLarge> {
+        let too_large = BalloonTooLarge { asked: target, ram: self.0.ram_bytes };
+        let pages = u32::try_from(target.get() / PageSize::Base4K.bytes().get()).map_err(|_| too_large)?;
         if target > self.0.ram_bytes {
-            return Err(too_much);
+            return Err(too_large);
         }
         self.0.target.store(pages, Ordering::Release);
         if let Some(interrupt) = &self.state().interrupt {

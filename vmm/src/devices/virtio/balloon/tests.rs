@@ -65,10 +65,17 @@ fn the_target_is_in_the_configuration_and_the_driver_says_what_it_holds() {
     driver.set_register(VIRTIO_MMIO_CONFIG, 99);
     driver.set_register(VIRTIO_MMIO_CONFIG + 8, 99);
     assert_eq!((handle.target(), driver.config::<4>(8)), (mib(4), [0; 4]));
-    let too_much = handle.set_target(mib(9)).unwrap_err();
-    assert_eq!(too_much.to_string(), "a balloon of 9 MiB is more than the guest's RAM, 8 MiB");
+    let too_large = handle.set_target(mib(9)).unwrap_err();
+    assert_eq!(too_large.to_string(), "a balloon of 9 MiB is more than the guest's RAM, 8 MiB");
     driver.reset();
     assert_eq!((handle.actual(), handle.target()), (Bytes::ZERO, mib(4)));
+}
+
+#[test]
+fn a_target_is_rounded_down_to_whole_pages() {
+    let (mut driver, handle) = started(ALL);
+    handle.set_target(kib(7)).unwrap();
+    assert_eq!((handle.target(), driver.config::<4>(0)), (kib(4), 1_u32.to_le_bytes()));
 }
 
 #[test]
