@@ -11,13 +11,13 @@ mod by_policy;
 mod consolidation;
 mod counters;
 mod evidence;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod fragmented;
 mod freebsd;
 mod grid;
 mod in_guests;
 mod lwn;
-#[cfg(test)]
-pub(crate) mod made_up;
 mod openmp;
 mod policies;
 mod programs;
@@ -28,6 +28,7 @@ mod shimizu;
 mod stock;
 mod two_dimensional;
 mod versus_published;
+pub mod walks;
 
 /// An experiment of the catalogue.
 pub trait Catalogued: Sync {
@@ -98,7 +99,7 @@ pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {
 
 #[cfg(test)]
 mod tests {
-    use super::made_up::results_of;
+    use super::fixture::results_of;
     use super::*;
     use crate::metric::Metric;
     use crate::report::Report;

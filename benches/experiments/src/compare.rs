@@ -10,10 +10,10 @@
 
 use crate::definition::{Arm, Case, Experiment};
 use crate::metric::{Better, Metric};
-use crate::reached::to_coverage;
 use crate::report::common_sections::{above_one, machine_rows, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Report, Section};
 use crate::results::Results;
+use crate::time_to_coverage::to_coverage;
 use wideleaf_measure::statistics::{Comparison, Verdict, median};
 
 /// Half-width of an interval that is narrow enough to show small differences.

@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::peers::{Guest, QemuRam};
+use crate::guest::{Guest, QemuRam};
 
 /// QEMU guests of one kind, and what happens to them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]

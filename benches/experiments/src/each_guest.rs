@@ -233,7 +233,7 @@ pub fn slower_in_words(slower: &[Slower]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::catalogue::by_name;
-    use crate::catalogue::made_up::results_of;
+    use crate::catalogue::fixture::results_of;
     use crate::definition::HostFacts;
     use crate::metric::Metric;
     use crate::results::RunOutcome;

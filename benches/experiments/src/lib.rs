@@ -18,9 +18,10 @@
 //! | [`catalogue`] | all experiments, one file each |
 //! | [`disturbance`] | QEMU guests, and events that take huge pages from them |
 //! | [`each_guest`] | the figures of each of several guests that run at the same time |
-//! | `reached` | times to an event that some rounds do not reach |
+//! | `time_to_coverage` | times to 95 % coverage, which some rounds do not reach |
 //! | [`restoring`] | a guest that is saved and restored in one of several ways; its time to full speed |
 //! | [`peers`] | other ways to large pages, with the same guest image: host THP, hugetlb, QEMU |
+//! | `guest`, `host_facts`, `command_line` | parts of a definition: a guest, the host, a command as it is shown |
 //! | [`schedule`] | the order of the runs |
 //! | [`results`] | the stored form of the results |
 //! | [`metric`] | the quantities that a run can report, their units, and which direction is better |
@@ -30,16 +31,19 @@
 //! | [`scenarios`] | the list of the scenarios, which `cargo bench` runs |
 
 pub mod catalogue;
+mod command_line;
 pub mod compare;
 pub mod definition;
 pub mod disturbance;
 pub mod each_guest;
+mod guest;
+mod host_facts;
 pub mod metric;
 pub mod peers;
 pub mod published;
-mod reached;
 pub mod report;
 pub mod restoring;
 pub mod results;
 pub mod scenarios;
 pub mod schedule;
+mod time_to_coverage;

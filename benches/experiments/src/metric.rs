@@ -1,4 +1,5 @@
-//! Quantities that a run can report about itself.
+//! Quantities that a run can report about itself: name in result files, unit, and which direction is better. Nothing is
+//! measured here.
 
 use std::fmt;
 

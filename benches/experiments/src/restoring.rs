@@ -7,7 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::peers::{Guest, QemuRam};
+use crate::command_line::typed;
+use crate::guest::{Guest, QemuRam};
 
 pub mod speeds;
 
@@ -93,7 +94,7 @@ impl RestoredGuest {
 
     /// Command line as a user would type it.
     pub fn command(&self) -> String {
-        let own = crate::definition::typed(&self.guest.arguments());
+        let own = typed(&self.guest.arguments());
         let timeout = self.timeout();
         let file = self.cache.in_words();
         match self.way.options() {

@@ -447,7 +447,7 @@ fn more_misses(results: &Results) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
 
     #[test]
     fn the_fastest_and_the_slowest_do_not_count() {

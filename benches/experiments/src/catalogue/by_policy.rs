@@ -11,10 +11,10 @@ use wideleaf_policies::policy::POLICIES;
 use crate::definition::{Arm, Case, Cell, HostFacts};
 use crate::metric::{Better, Metric};
 use crate::peers::{Guest, Peer};
-use crate::reached::{NOT_REACHED, in_words, to_coverage};
 use crate::report::common_sections::number;
 use crate::report::{Column, Grid};
 use crate::results::Results;
+use crate::time_to_coverage::{NOT_REACHED, in_words, to_coverage};
 use wideleaf_measure::statistics::{Comparison, Equivalence, median};
 
 /// The default policy, which is compared with all others.

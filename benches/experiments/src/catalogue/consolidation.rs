@@ -13,10 +13,10 @@ use crate::each_guest::{
 };
 use crate::metric::{Better, Metric};
 use crate::peers::Guest;
-use crate::reached::LEGEND;
 use crate::report::common_sections::{bar_in_words, interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
+use crate::time_to_coverage::LEGEND;
 use wideleaf_measure::figures::{Bar, Limit};
 use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict, median};
 use wideleaf_measure::table;

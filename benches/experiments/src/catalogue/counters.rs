@@ -313,7 +313,7 @@ fn fall(rows: &[Counted]) -> Section {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
 
     #[test]
     fn every_row_is_simulated_in_every_arm_and_needs_nothing_of_the_host() {

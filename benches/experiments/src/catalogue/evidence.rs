@@ -12,12 +12,12 @@
 use std::time::Duration;
 
 use crate::catalogue::two_dimensional::absence;
-use crate::catalogue::{Catalogued, grid};
-use crate::definition::{Arm, COUNTED_WALK_CYCLES, COUNTED_WALKS, Case, Cell, Experiment, HostFacts, Job, NodeFacts};
+use crate::catalogue::{Catalogued, grid, walks};
+use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job, NodeFacts};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section, common_sections};
 use crate::results::{Environment, Results};
-use wideleaf_measure::statistics::{Comparison, median};
+use wideleaf_measure::statistics::Comparison;
 
 /// The `evidence` experiment of the catalogue.
 pub struct Evidence;
@@ -49,7 +49,7 @@ const GUEST_PAGES: [&str; 3] = ["4k", "2m", "1g"];
 const BUDGET: Duration = Duration::from_secs(14 * 60);
 /// More rounds than most machines complete in the budget.
 const ROUNDS: u32 = 20;
-const GUPS: [&str; 4] = ["gups", "--cmdline", "log2_words=25 seconds=1", "--count-walks"];
+const GUPS: [&str; 4] = ["gups", "--cmdline", "log2_words=25 seconds=1", walks::COUNT];
 /// RAM for a 1 GiB page. A pointer chase uses all of it, GUPS a quarter.
 const RAM: [&str; 2] = ["--memory", "1G"];
 const RAM_MIB: u64 = 1024;
@@ -191,26 +191,34 @@ fn by_node(results: &Results) -> Section {
     Section { title, paragraphs: vec![how.into()], tables, plots: vec![] }
 }
 
-/// Cells of the miss cost: a pointer chase natively and in guests.
+/// Cells of the miss cost: a pointer chase natively and in guests. On 4 KiB entries the default footprint shows it.
 fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
     let chase = |options: &[&str]| Cell::of(Job::tlbcost(&[&["tlbcost"], options].concat(), CHASE_S));
-    let of_guest = |page: &str| match absence(host, guest, page) {
-        Some(why) => Cell::Absent(why),
-        None if (guest, page) == ("1g", "1g") => Cell::Absent(
-            "a chase over pages of 1 GiB needs ten of them: `wideleaf tlbcost --guest --guest-page 1g --host-page 1g \
-             --bytes 8G`"
-                .into(),
-        ),
-        None if page == "1g" && host.free_pages_1g == 0 => {
-            Cell::Absent("tlbcost needs a free page of 1 GiB; run `wideleaf pool reserve --size 1g --pages 1`".into())
+    let chase_2m = |options: &[&str]| match walks::chase_2m(host) {
+        Ok(bytes) => chase(&[options, &bytes].concat()),
+        Err(why) => Cell::Absent(why),
+    };
+    let of_guest = |page: &str| {
+        let options = ["--guest", "--guest-page", guest, "--host-page", page];
+        match (absence(host, guest, page), (guest, page)) {
+            (Some(why), _) => Cell::Absent(why),
+            (None, ("2m" | "1g", "1g")) => Cell::Absent(format!(
+                "a chase over such entries needs ten pages of 1 GiB: `wideleaf tlbcost {} --bytes 8G`",
+                options.join(" ")
+            )),
+            (None, (_, "1g")) if host.free_pages_1g == 0 => Cell::Absent(
+                "tlbcost needs a free page of 1 GiB; run `wideleaf pool reserve --size 1g --pages 1`".into(),
+            ),
+            (None, ("2m" | "1g", "2m")) => chase_2m(&options),
+            (None, _) => chase(&options),
         }
-        None => chase(&["--guest", "--guest-page", guest, "--host-page", page]),
     };
     let native = match guest {
         "1g" => Cell::Absent(
             "a chase over pages of 1 GiB needs eight of them: `wideleaf tlbcost --native --host-page 1g --bytes 8G`"
                 .into(),
         ),
+        "2m" => chase_2m(&["--native", "--host-page", "2m"]),
         page => chase(&["--native", "--host-page", page]),
     };
     let none = || Cell::Absent("the cost of a miss depends only on the pages".into());
@@ -308,8 +316,9 @@ fn to_repeat() -> Section {
 /// Five lines that a reader without knowledge of the project needs.
 pub const STEPS: [&str; 5] = [
     "1. Take a quiet machine with VT-x or SVM that is not itself a virtual machine, with Linux 6.1 or newer, /dev/kvm, \
-     4 GiB of free memory, and root. Run `cargo build --release -p wideleaf -p wideleaf-lab`, then the commands below \
-     in target/x86_64-unknown-linux-gnu/release. Both programs there are static and need nothing else.",
+     10 GiB of free memory (with 4 GiB, the cost of a miss on 2 MiB pages is left out), and root. Run `cargo build \
+     --release -p wideleaf -p wideleaf-lab`, then the commands below in target/x86_64-unknown-linux-gnu/release. Both \
+     programs there are static and need nothing else.",
     "2. For the cost of a miss and a process on 1 GiB pages run `sudo ./wideleaf pool reserve --size 1g --pages 1` \
      first; it says why if there is no such page. The other arms have one made, as root.",
     "3. For the CPU's own counters run as root, or `sysctl kernel.perf_event_paranoid=1` first. Without them the page \
@@ -346,20 +355,9 @@ fn counted(results: &Results) -> Option<Section> {
     /// Name under which GUPS tells its updates.
     const UPDATES: &str = "updates";
     let arms = &ARMS[..6];
-    let an_update = |case: &str, arm: &str, name: &str| {
-        let updates = results.told(case, arm, UPDATES);
-        let of_round = |round: u32| updates.iter().find(|(of, updates)| *of == round && *updates > 0.0);
-        let counts = results.told(case, arm, name).into_iter();
-        let counts: Vec<f64> = counts.filter_map(|(round, count)| Some(count / of_round(round)?.1)).collect();
-        (!counts.is_empty()).then(|| common_sections::number(median(counts)))
-    };
-    let cell = |case: &str, arm: &str| {
-        let walks = an_update(case, arm, COUNTED_WALKS)?;
-        let cycles = an_update(case, arm, COUNTED_WALK_CYCLES).unwrap_or_else(|| "-".into());
-        Some(format!("{walks} | {cycles}"))
-    };
     let row = |guest: &str| -> Vec<Option<String>> {
-        arms.iter().map(|(arm, _)| cell(&format!("GUPS 2^25, guest {guest}"), arm)).collect()
+        let case = format!("GUPS 2^25, guest {guest}");
+        arms.iter().map(|(arm, _)| walks::cell(results, &case, arm, UPDATES, 1.0)).collect()
     };
     let rows = GUEST_PAGES.map(|guest| (guest, row(guest)));
     if rows.iter().all(|(_, cells)| cells.iter().all(Option::is_none)) {
@@ -371,16 +369,17 @@ fn counted(results: &Results) -> Option<Section> {
         std::iter::once(guest.to_owned()).chain(cells).collect()
     };
     let grid = Grid {
-        caption: "GUPS: walks for data | cycles of walks, an update, by the CPU's counters (medians)".into(),
+        caption: "GUPS: walks for data | cycles of walks, an update | the part of these cycles in the host's tables, \
+                  by the CPU's counters (medians)"
+            .into(),
         columns: head.chain(arms.iter().map(|(arm, _)| Column::number(*arm))).collect(),
         rows: rows.map(row).into(),
     };
     let how = "An update is a load and a store. Counters run from the begin to the end of the updates: in the guest \
-               alone, or in the process. A promoted guest has both kinds of pages in that time. Cycles are those of \
-               each page-miss handler; \"-\" where the CPU does not count them.";
+               alone, or in the process. A promoted guest has both kinds of pages in that time.";
     Some(Section {
         title: "Walks that the CPU counted".into(),
-        paragraphs: vec![how.into()],
+        paragraphs: vec![format!("{how} {}", walks::MEANING)],
         tables: vec![grid],
         plots: vec![],
     })
@@ -389,7 +388,9 @@ fn counted(results: &Results) -> Option<Section> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
+    use crate::catalogue::walks::COUNTED_SECOND_LEVEL_CYCLES;
+    use crate::definition::{COUNTED_WALK_CYCLES, COUNTED_WALKS};
     use crate::results::RunOutcome;
     use crate::schedule::{expected_of_all, turns};
 
@@ -402,7 +403,7 @@ mod tests {
         assert!(expected <= BUDGET && BUDGET < Duration::from_secs(15 * 60), "{expected:?}");
         let absent = |case: &Case| case.cells.iter().filter(|cell| matches!(cell, Cell::Absent(_))).count();
         let absent: Vec<usize> = experiment.cases.iter().map(absent).collect();
-        assert_eq!(absent, [3, 3, 5, 1, 0, 1], "only cells that make no sense on any host");
+        assert_eq!(absent, [3, 4, 5, 1, 0, 1], "only cells that make no sense on any host");
         let native = experiment.job(5, 0).expect("a process on a page of 1 GiB").command();
         assert!(native.contains("--native --backing hugetlb --host-page 1g"), "{native}");
         let without = Evidence.define(&host());
@@ -415,17 +416,44 @@ mod tests {
         assert!(counted(&results).is_none());
         for run in &mut results.runs {
             let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
-            let (walks, cycles) = if run.arm == "host 4k" { (2.0, 450.0) } else { (1.0, 72.0) };
-            let told = [("updates", 1e6), (COUNTED_WALKS, walks * 1e6), (COUNTED_WALK_CYCLES, cycles * 1e6)];
-            measured.told.extend(told.map(|(name, value)| (name.to_owned(), value)));
-            if run.arm == "host 2m" {
-                measured.told.remove(COUNTED_WALK_CYCLES);
-            }
+            let (walks, cycles, of_host) = if run.arm == "host 4k" { (2.0, 450.0, 231.3) } else { (1.0, 72.0, 0.0) };
+            let told = [("updates", 1.0), (COUNTED_WALKS, walks), (COUNTED_WALK_CYCLES, cycles)];
+            let told = told.into_iter().chain([(COUNTED_SECOND_LEVEL_CYCLES, of_host)]);
+            measured.told.extend(told.map(|(name, value)| (name.to_owned(), value * 1e6)));
+            let uncounted = match run.arm.as_str() {
+                "host 2m" => COUNTED_WALK_CYCLES,
+                "promoted" => COUNTED_SECOND_LEVEL_CYCLES,
+                _ => continue,
+            };
+            measured.told.remove(uncounted);
         }
         let section = counted(&results).expect("they were counted");
         let [on_4k, ..] = &section.tables[0].rows[..] else { panic!("a row of each page") };
-        assert_eq!(on_4k[..4], ["4k", "1.000 | 72.00", "2.000 | 450.0", "1.000 | -"]);
+        let native_and_host_4k = ["4k", "1.000 | 72.00 | 0.0 %", "2.000 | 450.0 | 51.4 %"];
+        assert_eq!(on_4k[..3], native_and_host_4k);
+        assert_eq!(on_4k[3..6], ["1.000 | - | -", "-", "1.000 | 72.00 | -"], "what the CPU does not count");
         assert!(GUPS.contains(&"--count-walks"));
+    }
+
+    #[test]
+    fn a_miss_on_2_mib_pages_is_measured_beyond_what_a_tlb_holds_or_left_out() {
+        let options = |host: &HostFacts, guest| {
+            let text = |cell: &Cell| match cell {
+                Cell::Job(job) => job.command(),
+                Cell::Absent(why) => why.clone(),
+            };
+            miss_cells(host, guest)[..4].iter().map(text).collect::<Vec<String>>()
+        };
+        let large = HostFacts { free_pages_1g: 1, ..host() };
+        let [native, on_4k, on_2m, on_1g] = &options(&large, "2m")[..] else { panic!("four cells") };
+        assert!(native.ends_with("--native --host-page 2m --bytes 8G"), "{native}");
+        assert!(!on_4k.contains("--bytes"), "its entries are of 4 KiB: {on_4k}");
+        assert!(on_2m.ends_with("--guest-page 2m --host-page 2m --bytes 8G"), "{on_2m}");
+        assert!(on_1g.contains("needs ten pages of 1 GiB: `wideleaf tlbcost --guest --guest-page 2m"), "{on_1g}");
+        let small = HostFacts { memory_available_mib: 4 << 10, ..large };
+        let few = options(&small, "2m");
+        assert!([0, 2].iter().all(|cell| few[*cell].contains("this host has 4096 MiB available")), "{few:?}");
+        assert!(options(&small, "4k").iter().all(|command| !command.contains("--bytes")), "4 KiB pages need little");
     }
 
     #[test]
@@ -499,7 +527,7 @@ mod tests {
     fn a_host_on_which_nothing_runs_and_guests_that_die_still_leave_a_page_with_the_reasons() {
         let host = HostFacts { why_no_kvm: Some("there is no /dev/kvm".into()), ..host() };
         let nothing = results_of(Evidence.define(&host), |_, _, _| None);
-        let died = results_of(Evidence.define(&crate::catalogue::made_up::host()), |_, _, _| None);
+        let died = results_of(Evidence.define(&crate::catalogue::fixture::host()), |_, _, _| None);
         for (results, reason) in [(nothing, "there is no /dev/kvm"), (died, "no made-up value")] {
             let page = crate::report::html::html(&crate::report::Report::of(&results));
             assert!(page.contains(reason) && page.contains("cannot be shown on this machine"), "{page}");

@@ -446,7 +446,7 @@ const KNOWN_FAULTS: [&str; 2] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
 
     fn cell_of(experiment: &Experiment, case: &str, arm: usize) -> Cell {
         experiment.cases.iter().find(|one| one.name == case).expect("a row").cells[arm].clone()

@@ -224,7 +224,7 @@ impl Figures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
 
     #[test]
     fn every_program_is_simulated_on_every_machine_and_page_whatever_the_host() {

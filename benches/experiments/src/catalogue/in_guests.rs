@@ -102,7 +102,7 @@ const NOTES: &str = "Guests use 2 MiB pages in their own tables in all arms. The
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
     use crate::catalogue::programs::{Pages, program};
     use crate::definition::Experiment;
     use crate::metric::Metric;

@@ -6,12 +6,12 @@
 //!        └── x misses (simulated) / time: the article's formula ─────────▲
 //! ```
 
-use crate::catalogue::Catalogued;
 use crate::catalogue::in_guests::{self, Published};
 use crate::catalogue::programs::{InGuest, Pages, program};
 use crate::catalogue::versus_published::{
     self, Pair, Theirs, cell, mean, millions, otherwise, saved, sentence, times, value,
 };
+use crate::catalogue::{Catalogued, walks};
 use crate::definition::{Accesses, Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
 use crate::published::lwn;
@@ -67,7 +67,7 @@ impl Catalogued for Lwn {
             source: Some("\"Huge pages part 5: a deeper look at TLBs and costs\" (LWN, 2010)".into()),
             rounds: 6,
             arms: [Arm::all(&ARMS), in_guests::arms(MECHANISM)].concat(),
-            cases: [cost()].into_iter().chain([0, 1].map(|program| case(program, host))).collect(),
+            cases: [cost(host)].into_iter().chain([0, 1].map(|program| case(program, host))).collect(),
         }
     }
 
@@ -104,10 +104,14 @@ fn in_guests(results: &Results) -> Section {
     in_guests::section(results, MECHANISM, [ARMS[0].0, ARMS[1].0], &rows)
 }
 
-fn cost() -> Case {
-    let of = |page| Cell::of(Job::tlbcost(&["tlbcost", "--native", "--host-page", page], 60.0));
+fn cost(host: &HostFacts) -> Case {
+    let chase = |page, bytes: &[&str]| {
+        let options = [&["tlbcost", "--native", "--host-page", page], bytes].concat();
+        Cell::of(Job::tlbcost(&options, 60.0))
+    };
+    let on_2m = walks::chase_2m(host).map_or_else(Cell::Absent, |bytes| chase("2m", &bytes));
     let not_predicted = || Cell::Absent("the cost is measured by a chase, neither predicted nor simulated".into());
-    let cells = [of("4k"), of("2m"), not_predicted(), not_predicted(), not_predicted()];
+    let cells = [chase("4k", &[]), on_2m, not_predicted(), not_predicted(), not_predicted()];
     let no_guest = Cell::Absent("the cost of a miss in guests is in the experiment `two-dimensional`".into());
     let cells = cells.into_iter().chain(in_guests::absent(MECHANISM, &no_guest)).collect();
     Case { name: COST.into(), unit: "cycles".into(), working_set_mib: 256, cells }
@@ -130,13 +134,13 @@ fn case(index: usize, host: &HostFacts) -> Case {
 }
 
 /// A prediction, and the higher of both ends of the intervals of two sets of pairs; all in percent of the time.
-struct Beside {
+struct BoundCheck {
     predicted: f64,
     least: f64,
     most: f64,
 }
 
-impl Beside {
+impl BoundCheck {
     fn is_exceeded(&self) -> bool {
         self.least > self.predicted
     }
@@ -180,13 +184,13 @@ impl Checked {
                 let of_ours = ours.as_ref().map(|times| (1.0 - times.interval.high, 1.0 - times.interval.low));
                 of_ours.map_or((low, high), |(least, most)| (low.max(least * 100.0), high.max(most * 100.0)))
             });
-            let beside = predicted.zip(ends).map(|(predicted, (least, most))| Beside { predicted, least, most });
-            if let Some(beside) = &beside {
+            let check = predicted.zip(ends).map(|(predicted, (least, most))| BoundCheck { predicted, least, most });
+            if let Some(check) = &check {
                 let text = format!("{name} ({} % predicted, {} % saved)", cell(predicted), cell(own));
                 let of = match is_bounded {
-                    _ if beside.is_exceeded() => &mut all.exceeded,
+                    _ if check.is_exceeded() => &mut all.exceeded,
                     Some(false) => &mut all.no_bound,
-                    _ if beside.most <= beside.predicted => &mut all.held,
+                    _ if check.most <= check.predicted => &mut all.held,
                     _ => &mut all.open,
                 };
                 of.push(text);
@@ -198,7 +202,7 @@ impl Checked {
                     format!("{own} ({low} - {high})")
                 },
             );
-            let bound = beside.map_or_else(|| "-".into(), |beside| beside.is_bound(is_bounded));
+            let bound = check.map_or_else(|| "-".into(), |check| check.is_bound(is_bounded));
             let saves = ours.as_ref().map_or_else(|| "-".into(), saved);
             all.rows.push(vec![name.into(), cell(predicted), own, saves, bound]);
         }
@@ -430,7 +434,7 @@ fn no_gain(results: &Results) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
     use crate::definition::Work;
     use crate::results::{Measured, RunOutcome};
 
@@ -529,5 +533,8 @@ mod tests {
         assert!(
             matches!(&job.work, Work::TlbCost { arguments } if arguments[..3] == ["tlbcost", "--native", "--host-page"])
         );
+        let on_2m = |host: &HostFacts| Lwn.define(host).job(0, 1).map(Job::command);
+        assert_eq!(on_2m(&HostFacts { memory_available_mib: 1500, ..host() }), None, "2 MiB pages need more");
+        assert!(on_2m(&host()).expect("a chase").ends_with("--host-page 2m --bytes 8G"));
     }
 }

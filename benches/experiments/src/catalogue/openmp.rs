@@ -360,7 +360,7 @@ fn footprints(results: &Results) -> Section {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
 
     #[test]
     fn four_threads_are_absent_on_two_cpus_and_present_on_four() {

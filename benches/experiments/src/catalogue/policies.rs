@@ -6,10 +6,10 @@ use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Experiment, HostFacts};
 use crate::metric::{Better, Metric};
 use crate::peers::Peer;
-use crate::reached::LEGEND;
 use crate::report::common_sections::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Lines, Plot, Section};
 use crate::results::{Measured, Results};
+use crate::time_to_coverage::LEGEND;
 use wideleaf_measure::statistics::Comparison;
 
 /// The `policies` experiment of the catalogue.

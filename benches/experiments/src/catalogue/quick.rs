@@ -25,7 +25,7 @@ const ROUNDS: u32 = 60;
 const BESIDE_MIB: u64 = 64;
 
 /// A kernel: name in tables, unit of its figure, size of its data, arguments, duration of a run in seconds.
-struct Short {
+struct QuickKernel {
     name: &'static str,
     unit: &'static str,
     data_mib: u64,
@@ -35,24 +35,24 @@ struct Short {
 
 /// Kernels from a large gain to none: the last one hardly uses memory, so it shows the cost of managing it. They are
 /// small, because a guest's first touch of memory takes longer than any of them computes.
-const KERNELS: [Short; 5] = [
-    Short {
+const KERNELS: [QuickKernel; 5] = [
+    QuickKernel {
         name: "GUPS 2^24",
         unit: "GUP/s",
         data_mib: 128,
         arguments: &["gups", "--memory", "256M", "--cmdline", "log2_words=24"],
         seconds: 1.7,
     },
-    Short { name: "MG W", unit: "Mop/s", data_mib: 58, arguments: &["npb.mg", "--class", "W"], seconds: 0.4 },
-    Short {
+    QuickKernel { name: "MG W", unit: "Mop/s", data_mib: 58, arguments: &["npb.mg", "--class", "W"], seconds: 0.4 },
+    QuickKernel {
         name: "STREAM",
         unit: "MB/s",
         data_mib: 128,
         arguments: &["stream", "--cmdline", "words=5592405 times=20"],
         seconds: 1.2,
     },
-    Short { name: "CG A", unit: "Mop/s", data_mib: 29, arguments: &["npb.cg", "--class", "A"], seconds: 0.7 },
-    Short { name: "EP W", unit: "Mop/s", data_mib: 1, arguments: &["npb.ep", "--class", "W"], seconds: 0.5 },
+    QuickKernel { name: "CG A", unit: "Mop/s", data_mib: 29, arguments: &["npb.cg", "--class", "A"], seconds: 0.7 },
+    QuickKernel { name: "EP W", unit: "Mop/s", data_mib: 1, arguments: &["npb.ep", "--class", "W"], seconds: 0.5 },
 ];
 
 impl Catalogued for Quick {
@@ -83,7 +83,7 @@ impl Catalogued for Quick {
             |arguments, seconds| Job::run(&[arguments, &["--host-page", "2m", "--policy", "never"]].concat(), seconds),
         ];
         let native: &[&str] = if host.why_no_kvm.is_some() { &["--native"] } else { &["--no-daemon"] };
-        let case = |kernel: &Short| Case {
+        let case = |kernel: &QuickKernel| Case {
             name: kernel.name.into(),
             unit: kernel.unit.into(),
             working_set_mib: kernel.data_mib + BESIDE_MIB,

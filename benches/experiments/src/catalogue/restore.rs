@@ -16,7 +16,7 @@ use crate::report::Section;
 use crate::restoring::{Cache, RestoredGuest, Way};
 use crate::results::Results;
 
-mod standing;
+mod comparison;
 mod tables;
 
 /// The `restore` experiment of the catalogue.
@@ -98,7 +98,7 @@ const fn cg(name: &'static str, gib: u64, cmdline: &'static str, saved_after_ms:
     Workload { name, gib, kernel: "npb.cg", cmdline, phase: "compute", hot: &["matrix"], saved_after_ms }
 }
 
-/// Interval of progress marks in milliseconds: the resolution of T99. A mark takes the guest some 0.1 ms.
+/// Interval of progress marks in milliseconds: the resolution of T99. A mark is one exit of the guest.
 const MARKS_MS: u64 = 20;
 /// The same in QEMU, where a mark takes some ms: each character is an exit.
 const MARKS_IN_QEMU_MS: u64 = 100;
@@ -146,7 +146,7 @@ impl Catalogued for Restore {
     }
 
     fn lead(&self, results: &Results) -> Vec<String> {
-        standing::lead(results)
+        comparison::lead(results)
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
@@ -246,7 +246,7 @@ const LEFT_OUT: [(&str, &str); 5] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::host;
+    use super::super::fixture::host;
     use super::*;
     use crate::schedule;
 

@@ -17,7 +17,7 @@ use crate::report::Section;
 use crate::results::Results;
 use std::time::Duration;
 
-mod standing;
+mod comparison;
 mod tables;
 
 /// The `scarce` experiment of the catalogue.
@@ -288,7 +288,7 @@ impl Catalogued for Scarce {
     }
 
     fn lead(&self, results: &Results) -> Vec<String> {
-        standing::lead(results)
+        comparison::lead(results)
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
@@ -298,7 +298,7 @@ impl Catalogued for Scarce {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::{host, results_of};
+    use super::super::fixture::{host, results_of};
     use super::*;
     use crate::each_guest::{self, OfGuest};
     use crate::metric::Metric;

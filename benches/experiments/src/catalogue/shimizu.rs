@@ -148,7 +148,7 @@ const NOTES: &str = "Sentences compare with the column x86-64; SP of class A wit
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
 
     #[test]
     fn averages_are_means_and_percentages_of_pairs_stand_beside_the_published_ones() {

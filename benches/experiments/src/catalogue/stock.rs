@@ -14,7 +14,7 @@ use crate::report::Section;
 use crate::results::Results;
 use std::time::Duration;
 
-mod standing;
+mod comparison;
 mod tables;
 
 /// The `stock` experiment of the catalogue.
@@ -170,7 +170,7 @@ impl Catalogued for Stock {
     }
 
     fn lead(&self, results: &Results) -> Vec<String> {
-        standing::lead(results)
+        comparison::lead(results)
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
@@ -273,7 +273,7 @@ const LEFT_OUT: [(&str, &str); 6] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::host;
+    use super::super::fixture::host;
     use super::*;
     use crate::schedule;
 

@@ -12,7 +12,7 @@
 //! repeat another cell's figure. The mappings of KVM in each cell with tables of two levels were counted in the labs
 //! (`benches/data/lab_mappings.csv`), which says nothing about speed. All cells are also simulated (`grid`).
 
-use crate::catalogue::{Catalogued, grid};
+use crate::catalogue::{Catalogued, grid, walks};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section};
@@ -102,7 +102,7 @@ impl Catalogued for TwoDimensional {
         let tables = kernels.iter().map(|kernel| figures(results, kernel)).chain([labs()]).collect();
         let measured =
             Section { title: "Guest page by host page".into(), paragraphs: vec![paging], tables, plots: vec![] };
-        [vec![measured], grid::embedded()].concat()
+        [vec![measured], counted(results, &kernels).into_iter().collect(), grid::embedded()].concat()
     }
 }
 
@@ -135,6 +135,7 @@ fn job(host: &HostFacts, arguments: &[&str], guest: &str, (page, policy): (&str,
         "--policy",
         policy,
         "--no-daemon",
+        walks::COUNT,
     ];
     Job::run(&[arguments, &options[..], host.giant_options(page, policy)].concat(), 2.5)
 }
@@ -193,6 +194,40 @@ fn figures(results: &Results, kernel: &str) -> Grid {
     }
 }
 
+/// Page walks of each kernel, as the CPU counted them; `None` if it counted none.
+fn counted(results: &Results, kernels: &[&str]) -> Option<Section> {
+    let table = |kernel: &str| {
+        let cell = |guest: &str, arm: &str| {
+            let case = format!("{kernel}, guest {guest}");
+            walks::cell(results, &case, arm, walks::COUNTED_CYCLES, 1000.0).unwrap_or_else(|| "-".into())
+        };
+        let row = |guest: &&str| {
+            std::iter::once((*guest).to_owned()).chain(arms().iter().map(|arm| cell(guest, arm))).collect()
+        };
+        let rows: Vec<Vec<String>> = PAGES.iter().map(row).collect();
+        let is_counted = rows.iter().any(|row| row[1..].iter().any(|cell| cell != "-"));
+        is_counted.then(|| Grid {
+            caption: format!(
+                "{kernel}: walks for data | cycles of walks, in 1000 cycles | the part of them in the host's tables, \
+                 by the CPU's counters (medians)"
+            ),
+            columns: std::iter::once(Column::text("guest page"))
+                .chain(arms().into_iter().map(Column::number))
+                .collect(),
+            rows,
+        })
+    };
+    let tables: Vec<Grid> = kernels.iter().filter_map(|kernel| table(kernel)).collect();
+    let how = "Counters run in the guest alone, from the begin to the end of its timed part. With several page-miss \
+               handlers, cycles of walks may exceed 1000.";
+    (!tables.is_empty()).then(|| Section {
+        title: "Walks that the CPU counted".into(),
+        paragraphs: vec![format!("{how} {}", walks::MEANING)],
+        tables,
+        plots: vec![],
+    })
+}
+
 /// Mappings counted in the labs.
 fn labs() -> Grid {
     let mut lines = LAB_MAPPINGS.lines().filter(|line| !line.starts_with('#'));
@@ -209,6 +244,9 @@ fn labs() -> Grid {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::fixture::results_of;
+    use crate::definition::{COUNTED_WALK_CYCLES, COUNTED_WALKS};
+    use crate::results::RunOutcome;
 
     fn cells(host: &HostFacts) -> Vec<bool> {
         let cases = TwoDimensional.define(host).cases;
@@ -256,6 +294,30 @@ mod tests {
         assert_eq!(cells(&host), [true, true, false, true, true, false, true, true, false]);
         host.why_no_kvm = Some("there is no /dev/kvm".into());
         assert_eq!(cells(&host), [false; 9]);
+    }
+
+    #[test]
+    fn walks_that_the_cpu_counted_are_shown_for_each_kernel_and_without_any_there_is_no_such_section() {
+        let host = HostFacts { paging: "ept".into(), ..HostFacts::of_a_test() };
+        let experiment = TwoDimensional.define(&host);
+        assert!(experiment.job(0, 0).expect("a guest").command().contains(" --count-walks"));
+        let mut results = results_of(experiment, |_, _, _| Some((Metric::Figure, 1.0)));
+        let titles = |results: &Results| -> Vec<String> {
+            TwoDimensional.sections(results).into_iter().map(|section| section.title).collect()
+        };
+        let title = "Walks that the CPU counted".to_owned();
+        assert!(!titles(&results).contains(&title));
+        for run in results.runs.iter_mut().filter(|run| run.case == "CG A, guest 2m" && run.arm == "host 4k") {
+            let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
+            let told = [(walks::COUNTED_CYCLES, 2e6), (COUNTED_WALKS, 1e4), (COUNTED_WALK_CYCLES, 4e5)];
+            let told = told.into_iter().chain([(walks::COUNTED_SECOND_LEVEL_CYCLES, 3e5)]);
+            measured.told.extend(told.map(|(name, value)| (name.to_owned(), value)));
+        }
+        assert_eq!(titles(&results)[1], title);
+        let section = counted(&results, &["STREAM", "CG A"]).expect("CG A has counts");
+        let [table] = &section.tables[..] else { panic!("{section:?}") };
+        assert!(table.caption.starts_with("CG A: "), "{}", table.caption);
+        assert_eq!(table.rows[1][..3], ["2m", "5.000 | 200.0 | 75.0 %", "-"]);
     }
 
     #[test]

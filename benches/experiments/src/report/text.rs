@@ -1,4 +1,4 @@
-//! A report for a terminal.
+//! A report for a terminal. The caller writes it.
 
 use std::fmt::Write as _;
 

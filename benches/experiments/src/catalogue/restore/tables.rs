@@ -1,10 +1,9 @@
 //! The tables of `restore`: the targets, the figures of each case, the snapshots, and what is left out.
 
-use super::standing::{bars, is_restored, t99s, to_moved, told_at_t99};
+use super::comparison::{bars, is_restored, t99s, to_moved, told_at_t99};
 use super::{ARMS, IN_QEMU, LEFT_OUT, MOVED, NEVER_SAVED};
 use crate::definition::{Arm, Case};
 use crate::metric::{Better, Metric};
-use crate::reached::{LEGEND, NOT_REACHED, in_words};
 use crate::report::common_sections::interval;
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::restoring::speeds::Speeds;
@@ -13,6 +12,7 @@ use crate::restoring::{
     READ_BYTES_PER_S, SAVE_ROUNDS, SAVE_S, STORED_MIB, WAIT_MAX_US, WAIT_P50_US, WAIT_P99_US,
 };
 use crate::results::{Measured, Results, Run};
+use crate::time_to_coverage::{LEGEND, NOT_REACHED, in_words};
 use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::statistics::{Comparison, Verdict, median_interval};
 
@@ -201,7 +201,7 @@ mod tests {
     use super::super::{COPIES, Restore};
     use super::*;
     use crate::catalogue::Catalogued as _;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
     use crate::disturbance::WATCHED_S;
     use crate::restoring::T99_S;
     use crate::results::RunOutcome;

@@ -1,6 +1,6 @@
 //! The tables of `scarce`: all arms by case, `auto, one host` against each of them, each guest, and what did not run.
 
-use super::{BEST, COLD, GUESTS, GUESTS_ON_FEW_CPUS, HOT, NEVER, ONE_HOST, standing};
+use super::{BEST, COLD, GUESTS, GUESTS_ON_FEW_CPUS, HOT, NEVER, ONE_HOST, comparison};
 use crate::catalogue::by_policy::{bloat_mib, middle};
 use crate::definition::{Arm, Case, Cell, FREE_BLOCKS_AT_BEGIN};
 use crate::each_guest::{OfGuest, Place, at_the_same_time, names, ratios, total};
@@ -110,7 +110,7 @@ fn row_of_arm(results: &Results, case: &Case, arm: &str) -> Option<Vec<String>> 
     };
     let second_half = |arm: &str| Place { arm, ..place }.sums(&guests, OfGuest::FigureOfSecondHalf);
     let second_half = Comparison::of(&ratios(&second_half(arm), &second_half(BEST)), Better::Higher);
-    let lowest = standing::lowest_guest(results, &[case.name.as_str()], arm);
+    let lowest = comparison::lowest_guest(results, &[case.name.as_str()], arm);
     let sum = |what| middle_of(values(place.sums(&guests, what)));
     Some(vec![
         arm.to_owned(),
@@ -121,7 +121,7 @@ fn row_of_arm(results: &Results, case: &Case, arm: &str) -> Option<Vec<String>> 
         if arm == NEVER { "1".into() } else { lowest.map_or("-".into(), |lowest| format!("{lowest:.3}")) },
         middle_of(covered_percent(place, &guests, HOT)),
         sum(OfGuest::HugeMib(COLD)),
-        standing::huge_pages_at_end(results, &case.name, arm).map_or("-".into(), |blocks| format!("{blocks:.0}")),
+        comparison::huge_pages_at_end(results, &case.name, arm).map_or("-".into(), |blocks| format!("{blocks:.0}")),
         whole(&values(place.sums(&guests, OfGuest::Vacated))),
         middle(results, &case.name, arm, Metric::ManagerCpuS).map_or("-".into(), number),
         bloat_mib(results, &case.name, arm).map_or("-".into(), number),

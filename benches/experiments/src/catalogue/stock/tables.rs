@@ -1,14 +1,14 @@
 //! The tables of `stock`: all figures of each case, and the situations that are left out.
 
-use super::standing::{reached, speed, time, times_sooner};
+use super::comparison::{reached, speed, time, times_sooner};
 use super::{LEFT_OUT, THP};
 use crate::definition::{Arm, Case};
 use crate::disturbance::{DAEMON_CPU_S, FREE_HUGE_PAGES, KHUGEPAGED_CPU_S};
 use crate::metric::{Better, Metric};
-use crate::reached::{LEGEND, in_words};
 use crate::report::common_sections::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::Results;
+use crate::time_to_coverage::{LEGEND, in_words};
 use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict};
 
 /// All own sections.
@@ -129,7 +129,7 @@ mod tests {
     use super::super::{SITUATIONS, Stock, WIDELEAFD};
     use super::*;
     use crate::catalogue::Catalogued as _;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
     use crate::disturbance::{TO_NEARLY_ALL_S, WATCHED_S};
     use crate::results::RunOutcome;
 

@@ -2,10 +2,10 @@
 
 use crate::definition::{Arm, Case, Cell};
 use crate::metric::Metric;
-use crate::reached::{LEGEND, NOT_REACHED, in_words, to_coverage};
 use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section, simulated};
 use crate::results::{Evidence, Results, Run};
+use crate::time_to_coverage::{LEGEND, NOT_REACHED, in_words, to_coverage};
 use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::statistics::median;
 

@@ -1,4 +1,4 @@
-//! Hosts and results for tests.
+//! Hosts, and results by formula, for tests of reports and tables.
 
 use crate::definition::{Experiment, HostFacts};
 use crate::metric::Metric;

@@ -249,7 +249,7 @@ mod tests {
     use super::super::Stock;
     use super::*;
     use crate::catalogue::Catalogued as _;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
     use crate::results::RunOutcome;
 
     /// Results by case and arm: speed, time to 99 % if it came, guest RAM, free huge pages.

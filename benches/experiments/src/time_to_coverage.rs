@@ -1,4 +1,4 @@
-//! Times to 95 % coverage and the like, from the results and in the words of a report.
+//! Times to 95 % coverage, and times to other events that some rounds do not reach, in the words of a report.
 
 use crate::metric::Metric;
 use crate::report::common_sections::number;

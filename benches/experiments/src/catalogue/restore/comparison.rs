@@ -186,7 +186,7 @@ mod tests {
     use super::super::Restore;
     use super::*;
     use crate::catalogue::Catalogued as _;
-    use crate::catalogue::made_up::{host, results_of};
+    use crate::catalogue::fixture::{host, results_of};
     use crate::restoring::FIRST_PROGRESS_S;
     use crate::results::RunOutcome;
 
