@@ -28,6 +28,6 @@ pub mod protocol;
 pub mod server;
 pub mod socket_file;
 pub mod tcp;
+mod units;
 pub mod view;
 pub mod vm;
-mod vm_client;

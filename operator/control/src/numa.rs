@@ -3,8 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Memory in bytes, as a number in JSON.
-type ByteCount = u64;
+use crate::units::ByteCount;
 
 /// Memory and vCPUs of a VM by NUMA node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

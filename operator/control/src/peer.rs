@@ -1,4 +1,4 @@
-//! The process at the other end of a connection.
+//! The process at the other end of a connection, as the kernel knows it. Nothing of that process is read.
 
 use std::io;
 use std::os::unix::net::UnixStream;

@@ -170,10 +170,10 @@ impl Listening {
         let (finish, done) = channel();
         let mut threads = answer(queue, Replies { finish, shared: shared.clone() });
         let (connections, next, with) = (BTreeMap::new(), 0, shared.clone());
-        let shop = Shop { listener, woken, connections, next, jobs, done, shared: with, places, takes_files };
+        let events = EventLoop { listener, woken, connections, next, jobs, done, shared: with, places, takes_files };
         threads.push(thread::spawn(move || {
             begin();
-            shop.run();
+            events.run();
         }));
         LineServer { shared, threads }
     }
@@ -214,8 +214,8 @@ pub fn ended_by(what: &str, thread: JoinHandle<()>, until: Instant) -> Option<St
     thread.join().err().map(|_| format!("{what} panicked"))
 }
 
-/// The thread that waits for connections.
-struct Shop {
+/// The loop of the thread that waits for connections.
+struct EventLoop {
     listener: UnixListener,
     woken: UnixStream,
     connections: BTreeMap<ConnectionId, Connection>,
@@ -227,7 +227,7 @@ struct Shop {
     takes_files: bool,
 }
 
-impl Shop {
+impl EventLoop {
     fn run(mut self) {
         while !self.shared.is_stopping.load(Ordering::Acquire) {
             let ready = match self.wait() {
@@ -253,7 +253,7 @@ impl Shop {
     /// Ends all connections. A connection with a request under way gets its answer first, which may be
     /// about this end.
     fn end(self) {
-        let Shop { jobs, done, mut connections, .. } = self;
+        let EventLoop { jobs, done, mut connections, .. } = self;
         for id in connections.keys() {
             // The workers may have ended.
             let _ = jobs.send(Job::Closed(*id));

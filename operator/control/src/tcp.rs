@@ -1,4 +1,4 @@
-//! TCP ports of servers.
+//! TCP ports of servers, also on hosts without IPv6.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

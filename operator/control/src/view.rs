@@ -1,5 +1,5 @@
-//! Description of a VM. It has the same form from the daemon that manages the VM and from a command that looks at
-//! the process once.
+//! Description of a VM, as plain data. It has the same form from the daemon that manages the VM and from a command that
+//! looks at the process once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,9 +11,7 @@ use crate::vm::PastSavesView;
 
 pub use crate::map::{MapReason, WindowMap, WindowRange, WindowState};
 pub use crate::numa::{NodeView, NumaView};
-
-/// Memory in bytes, as a number in JSON.
-pub type ByteCount = u64;
+pub use crate::units::ByteCount;
 
 /// The daemon and its host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -1,4 +1,5 @@
-//! A client of one VM's control socket: one connection, one request, one reply.
+//! A client of one VM's control socket: one connection, one request, one reply. It waits for a bounded time, and every
+//! failure is a line for people.
 
 use std::io;
 use std::os::fd::BorrowedFd;
