@@ -55,7 +55,7 @@ impl Held {
         }
     }
 
-    /// The child's description of the resource; empty if there is none.
+    /// The child's description of the resource; empty if it gives no description.
     pub fn said(&self) -> &str {
         &self.said
     }

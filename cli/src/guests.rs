@@ -7,9 +7,9 @@
 //! ```
 
 pub mod amounts;
+pub mod html_page;
 pub mod map_text;
 pub mod nodes;
-pub mod page;
 pub mod settings;
 pub mod tables;
 
@@ -23,7 +23,7 @@ use wideleaf_run::text::clean;
 use crate::options::FormatArg;
 use crate::output::{Output, Place, print};
 use crate::vm_source::{SocketArg, SourceArg, done, vm_of};
-use page::Page;
+use html_page::Page;
 use settings::Setting;
 
 const LIST_EXAMPLES: &str = "\

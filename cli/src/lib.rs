@@ -19,7 +19,6 @@ pub mod attach;
 pub mod child;
 pub mod demo;
 pub mod doctor;
-pub mod former;
 pub mod guardian;
 pub mod guests;
 pub mod hook;
@@ -28,6 +27,7 @@ pub mod limits;
 pub mod manual;
 #[path = "../../packaging/manual_page.rs"]
 mod manual_page;
+pub mod moved_commands;
 pub mod options;
 pub mod output;
 pub mod policy_arg;

@@ -256,7 +256,7 @@ impl TlbCostReport {
     }
 }
 
-/// The measurement in that file, of any machine; `None` if there is none.
+/// The measurement in that file, of any machine; `None` without a file or a measurement in it.
 fn saved_in(path: &Path) -> Option<SavedWalkCost> {
     let text = InputFile::open(path).ok()?.read_text(SAVED_MAX).ok()?;
     serde_json::from_str(&text).ok()

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_whole_is_a_hundred_percent_and_only_nothing_is_none() {
+    fn only_the_whole_is_a_hundred_percent_and_only_nothing_is_zero() {
         let shown = [0, 1, 15, 7130, 9994, 9999, 10_000, 20_000].map(|share| percent(Some(share)));
         assert_eq!(shown, ["0.0 %", "0.1 %", "0.1 %", "71.3 %", "99.9 %", "99.9 %", "100.0 %", "200.0 %"]);
     }

@@ -1,4 +1,4 @@
-//! Lines about a guest that moved from one run to another.
+//! Lines about a guest that was saved, or moved from one run to another, and what that cost it.
 
 use wideleaf_control::vm::{BeforePauseView, MigratedView, PostCopyView};
 use wideleaf_policies::Bytes;

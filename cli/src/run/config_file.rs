@@ -28,7 +28,7 @@ use wideleaf_run::failure::Failure;
 
 use super::args::PolicyOrHelp;
 use crate::args::{Cli, Command as Chosen};
-use crate::former;
+use crate::moved_commands;
 use entries::Entry;
 
 mod entries;
@@ -45,16 +45,16 @@ const FILE_BYTES_MAX: Bytes = mib(1);
 const NOT_IN_A_FILE: [&str; 4] = ["config", "print_config", "help", "version"];
 
 /// The command line, with the contents of the file that it names. A command line that is wrong by itself ends the
-/// process as clap does, unless it names a former command.
+/// process as clap does, unless it names a command that has moved to another program.
 ///
 /// # Errors
-/// [`Failure::Usage`] for a former command, with the present one.
+/// [`Failure::Usage`] for such a command, with the present one.
 /// [`Failure::Input`] with file and line if the file is wrong, or contradicts itself or the command line.
 pub fn command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let typed = Cli::command().try_get_matches_from(&arguments).or_else(|error| {
-        let former = if error.use_stderr() { former::refusal(&arguments) } else { None };
-        former.map_or_else(|| said_by_clap(error), Err)
+        let moved = if error.use_stderr() { moved_commands::refusal(&arguments) } else { None };
+        moved.map_or_else(|| said_by_clap(error), Err)
     })?;
     let matches = match config_of(&typed) {
         Some(path) => ConfigFile::read(path)?.under(&arguments, &typed)?,

@@ -1,4 +1,4 @@
-//! Output of `wideleaf tlbcost` for people.
+//! Output of `wideleaf tlbcost` for people; JSON has the same figures.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -127,27 +127,27 @@ impl TlbCostReport {
             let _ = writeln!(out, "{rows}");
         }
         for cell in &self.cells {
-            let what = format!("{}, guest {}, host {}", cell.place, page(cell), cell.host_page);
-            if let Some(why) = &cell.skipped {
-                let _ = writeln!(out, "skipped: {what}: {why}");
-            } else if !cell.agreed {
-                let _ = writeln!(
-                    out,
-                    "did not agree: {what}: no {} of {RUNS_MAX} runs in a row gave the same result",
-                    agreement::MATCHES
-                );
-            } else if cell.levels.is_empty() {
-                let _ = writeln!(
-                    out,
-                    "no level: {what}: the TLB reach exceeds this footprint; a larger --bytes may show it"
-                );
-            } else if cell.walk_ticks.is_none() {
-                let _ = writeln!(
-                    out,
-                    "one level only: {what}: use a larger --bytes to see the cost of a miss in all levels"
-                );
+            if let Some(remark) = remark(cell) {
+                let _ = writeln!(out, "{remark}");
             }
         }
+    }
+}
+
+/// Why a cell has no level, or fewer than it could have.
+fn remark(cell: &CellReport) -> Option<String> {
+    let what = format!("{}, guest {}, host {}", cell.place, page(cell), cell.host_page);
+    if let Some(why) = &cell.skipped {
+        Some(format!("skipped: {what}: {why}"))
+    } else if !cell.agreed {
+        let matches = agreement::MATCHES;
+        Some(format!("did not agree: {what}: no {matches} of {RUNS_MAX} runs in a row gave the same result"))
+    } else if cell.levels.is_empty() {
+        Some(format!("no level: {what}: the TLB reach exceeds this footprint; a larger --bytes may show it"))
+    } else if cell.walk_ticks.is_none() {
+        Some(format!("one level only: {what}: use a larger --bytes to see the cost of a miss in all levels"))
+    } else {
+        None
     }
 }
 

@@ -78,7 +78,7 @@ fn a_vm_is_paused_resumed_and_stopped_and_its_run_ends_well() {
         assert_eq!((&paused["state"], &paused["vcpus"]), (&json!("paused"), &json!(["paused"])));
     }
     for _ in 0..2 {
-        assert_eq!(vm(&scratch, &["resume"])["state"], "running", "one resume ends both pauses, and another is none");
+        assert_eq!(vm(&scratch, &["resume"])["state"], "running", "one resume ends both pauses");
     }
     assert_eq!(vm(&scratch, &["pause"])["state"], "paused");
     let ended = vm(&scratch, &["stop", "--how=kill"]);

@@ -2,7 +2,7 @@
 
 use clap::{Command, CommandFactory as _};
 use wideleaf::args::Cli;
-use wideleaf::former::PREDICT;
+use wideleaf::moved_commands::PREDICT;
 use wideleaf_kernels::KERNELS;
 
 use crate::program::new_scratch;

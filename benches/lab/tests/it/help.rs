@@ -4,7 +4,7 @@ use crate::program::new_scratch;
 use clap::{Command, CommandFactory as _};
 use predicates::prelude::*;
 use serde_json::Value;
-use wideleaf::former::{IN_LAB, PREDICT};
+use wideleaf::moved_commands::{IN_LAB, PREDICT};
 use wideleaf_lab::args::Cli;
 use wideleaf_testing::json::numbers_without_unit;
 

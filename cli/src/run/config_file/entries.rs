@@ -23,7 +23,7 @@ pub(super) struct Entry {
 
 /// An error in a file.
 #[derive(Debug)]
-pub(super) struct Wrong {
+pub(super) struct FileError {
     /// Line number, from 1 on.
     pub(super) line: usize,
     /// The mistake, with the valid forms.
@@ -31,9 +31,9 @@ pub(super) struct Wrong {
 }
 
 /// The entries of `text`, in order; relative paths begin at `folder`.
-pub(super) fn read(text: &str, command: &Command, folder: &Path) -> Result<Vec<Entry>, Wrong> {
+pub(super) fn read(text: &str, command: &Command, folder: &Path) -> Result<Vec<Entry>, FileError> {
     let line_of = |at: usize| text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1;
-    let table = DeTable::parse(text).map_err(|error| Wrong {
+    let table = DeTable::parse(text).map_err(|error| FileError {
         line: line_of(error.span().map_or(0, |span| span.start)),
         why: format!("this is not TOML: {}", error.message().replace('\n', " ")),
     })?;
@@ -42,8 +42,8 @@ pub(super) fn read(text: &str, command: &Command, folder: &Path) -> Result<Vec<E
     let entry = |(key, value): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| {
         let line = line_of(key.span().start);
         let key: &std::borrow::Cow<'_, str> = key.get_ref();
-        let arg = option_of(key, command).map_err(|why| Wrong { line, why })?;
-        let arguments = arguments_of(arg, key, value.get_ref(), folder).map_err(|why| Wrong { line, why })?;
+        let arg = option_of(key, command).map_err(|why| FileError { line, why })?;
+        let arguments = arguments_of(arg, key, value.get_ref(), folder).map_err(|why| FileError { line, why })?;
         Ok(Entry { line, key: key.to_string(), id: arg.get_id().to_string(), arguments })
     };
     items.into_iter().map(entry).collect()

@@ -69,7 +69,7 @@ fn value_in(arg: &Arg, words: &[OsString]) -> String {
 }
 
 fn read(text: &str) -> Result<Vec<Entry>, String> {
-    let wrong = |wrong: entries::Wrong| format!("{}: {}", wrong.line, wrong.why);
+    let wrong = |wrong: entries::FileError| format!("{}: {}", wrong.line, wrong.why);
     entries::read(text, &run_command(), Path::new("/vms")).map_err(wrong)
 }
 

@@ -1,16 +1,17 @@
-//! Commands that `wideleaf` had before `wideleaf-lab` was a program of its own: a line names the present command.
+//! Commands of `wideleaf` that have moved to the program `wideleaf-lab`. A command line that names one is refused with
+//! the present command. Nothing here starts a program.
 
 use std::ffi::OsString;
 
 use wideleaf_run::failure::Failure;
 
-/// Commands that `wideleaf-lab` has under their former names.
+/// Commands that `wideleaf-lab` has under the same names.
 pub const IN_LAB: [&str; 4] = ["experiment", "simulate", "trace", "image"];
 
 /// Command of `wideleaf-lab` that does what `wideleaf tlbcost --predict` did.
 pub const PREDICT: &str = "predict";
 
-/// Refusal of a command line that is wrong today and names a former command.
+/// Refusal of a command line that clap does not accept and that names such a command; `None` for any other.
 pub fn refusal(command_line: &[OsString]) -> Option<Failure> {
     let words = command_line.iter().skip(1).map(|word| word.to_str().unwrap_or_default());
     let mut words = words.skip_while(|word| *word == "help");
