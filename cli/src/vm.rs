@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::Cell;
 use wideleaf_control::vm::{
-    DeviceView, DriverView, PastSavesView, RestoringView, SavingView, StopHow, VcpuView, VmAnswer, VmRequest, VmState,
-    VmStatistics, VmStatus, ask,
+    DeviceView, DriverView, PastSavesView, RemappedView, RestoringView, SavingView, StopHow, VcpuView, VmAnswer,
+    VmRequest, VmState, VmStatistics, VmStatus, ask,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
@@ -242,6 +242,9 @@ fn status_table(status: &VmStatus) -> String {
         if let Some(failed) = &past.last_failed {
             line("latest failure", &paid(failed, "until then"));
         }
+        if let Some(remapped) = &past.last_remapped {
+            line("KVM's mappings", &remapped_text(remapped));
+        }
     }
     if let Some(doubt) = doubt {
         line("in doubt", doubt);
@@ -265,6 +268,17 @@ fn snapshots_text(past: &PastSavesView) -> String {
         format!("; in the latest, the guest paused for {ms:.1} ms{}", before_pause(last_before_pause.as_ref()))
     });
     format!("{snapshots} written{failed}{latest}")
+}
+
+/// How KVM's large mappings came back after a save.
+fn remapped_text(remapped: &RemappedView) -> String {
+    let RemappedView { large_before_bytes, large_after_bytes, seconds } = remapped;
+    let (before, after) = (Bytes::new(*large_before_bytes), Bytes::new(*large_after_bytes));
+    let again = match seconds {
+        Some(seconds) => format!("nine tenths were large again after {seconds:.2} s"),
+        None => "less than nine tenths have been large again since".to_owned(),
+    };
+    format!("{before} large before the latest save, {after} after it; {again}")
 }
 
 const fn driver_text(driver: DriverView) -> &'static str {
@@ -352,6 +366,15 @@ mod tests {
                         latest failure   in the 0.50 s until then its vCPUs spent 90 ms in KVM and the kernel, with 7 \
                         faults and 8 exits\n";
         assert!(told.ends_with(expected), "{told}");
+        let told = |seconds: &str| {
+            let sizes = r#""large_before_bytes":33554432,"large_after_bytes":4194304"#;
+            of(&format!(r#","last_remapped":{{{sizes}{seconds}}}"#))
+        };
+        let sizes = "KVM's mappings   32 MiB large before the latest save, 4 MiB after it; ";
+        let expected = format!("{sizes}nine tenths were large again after 0.75 s\n");
+        assert!(told(r#","seconds":0.75"#).ends_with(&expected), "{}", told(""));
+        let expected = format!("{sizes}less than nine tenths have been large again since\n");
+        assert!(told("").ends_with(&expected), "{}", told(""));
     }
 
     #[test]

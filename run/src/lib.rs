@@ -33,6 +33,7 @@ pub mod queued;
 mod ram;
 mod recording;
 mod registered;
+mod remapping;
 pub mod report;
 mod restarts;
 pub mod same_file;

@@ -35,7 +35,7 @@
 //!                                   ◀──────────── welcome, wishes for what has not come
 //! ```
 //!
-//! `serving` sends what is missing, `remote_ram` asks for it, and `completing` puts it in place; `kept` and
+//! `serving` sends what is missing, `remote_ram` asks for it, and `completing` puts it in place; `doubt` and
 //! `recovering` are about another connection at the source, `offer` at the target. `frames` has the form of the
 //! messages, `link` sends and receives them with time limits, `handover` decides which of the two may run the guest,
 //! `source` and `target` are the two sides, `wire` is the source's connection, `placing` fills RAM, `address` connects
@@ -50,9 +50,9 @@ use crate::spec::RunSpec;
 
 mod address;
 mod completing;
+pub(crate) mod doubt;
 mod frames;
 mod handover;
-pub(crate) mod kept;
 mod link;
 mod offer;
 mod placing;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use wideleaf_control::vm::{BeforePauseView, PastSavesView, SavedView};
+use wideleaf_control::vm::{BeforePauseView, PastSavesView, RemappedView, SavedView};
 
 /// Figures of the source of a VM that came here.
 #[derive(Clone, Copy)]
@@ -59,6 +59,11 @@ impl PastSaves {
             past.migrations_failed += 1;
             past.last_failed = paid;
         });
+    }
+
+    /// KVM's large mappings after the latest of them.
+    pub fn note_remapped(&self, remapped: RemappedView) {
+        self.count(|past| past.last_remapped = Some(remapped));
     }
 
     fn count(&self, add: impl FnOnce(&mut PastSavesView)) {

@@ -20,10 +20,11 @@ use wideleaf_memory::save::SaveLimits;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 
-use crate::migration::kept::Doubt;
+use crate::migration::doubt::Doubt;
 use crate::migration::recovering::{self, Recovered, Rejoining, broken};
 use crate::migration::source::{self, Departing, End};
 use crate::past_saves::PastSaves;
+use crate::remapping::{Remapping, large_bytes};
 use crate::snapshot::parts::{SavedParts, Shared, UnderWay, unless_it_panics};
 use crate::snapshot::saving::{HowToPause, NewFiles, save};
 
@@ -228,12 +229,25 @@ impl Drop for SavingThread {
     }
 }
 
-/// The next job; `None` at the end. Meanwhile the devices of a guest that was ended in doubt end.
-fn next(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) -> Option<SaveJob> {
+/// The next job; `None` at the end. Meanwhile the devices of a guest that was ended in doubt end, and one that goes on
+/// after a save is watched.
+fn next(
+    queue: &Receiver<SaveJob>,
+    parts: &SavedParts,
+    shared: &Shared,
+    mut remapping: Option<Remapping>,
+) -> Option<SaveJob> {
     loop {
-        match &*shared.doubt.lock() {
-            Some(_) => parts.end_devices_if_stopped(),
-            None => break,
+        let is_in_doubt = {
+            let doubt = shared.doubt.lock();
+            if doubt.is_some() {
+                parts.end_devices_if_stopped();
+            }
+            doubt.is_some()
+        };
+        remapping = remapping.and_then(|mut of| of.look(&*parts.second_level, &parts.past).then_some(of));
+        if !is_in_doubt && remapping.is_none() {
+            return queue.recv().ok();
         }
         match queue.recv_timeout(LOOK_EVERY) {
             Ok(job) => return Some(job),
@@ -241,12 +255,13 @@ fn next(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) -> Optio
             Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
-    queue.recv().ok()
 }
 
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
-    while let Some(SaveJob { connection, replies, to, files }) = next(queue, parts, shared) {
+    let mut remapping = None;
+    while let Some(SaveJob { connection, replies, to, files }) = next(queue, parts, shared, remapping.take()) {
         let work = to.work();
+        let large_before = large_bytes(&*parts.second_level);
         *shared.under_way.lock() = Some(work);
         shared.uncancel();
         shared.set_replaced(false);
@@ -266,8 +281,14 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
             }
             SaveTo::Again { address } => recover(parts, Rejoining { to: address, files }, shared),
         });
-        *shared.progress.lock() = None;
+        let has_read_ram = shared.progress.lock().take().is_some();
         count(&answer, work, shared.take_failed(), &parts.past);
+        // It maps nothing large while it stays paused.
+        let watch = || {
+            let goes_on = has_read_ram && shared.doubt.lock().is_none() && !parts.control.is_stopping();
+            let watched = Remapping::begin(large_before, large_bytes(&*parts.second_level)).filter(|_| goes_on);
+            watched.inspect(|watched| parts.past.note_remapped(watched.view()))
+        };
         let reply = match answer {
             Ok(answer) => Reply::Ok(Box::new(answer)),
             Err(why) => Reply::Error(why),
@@ -277,9 +298,11 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
             Some(stays) => {
                 replies.send(connection, &reply, false);
                 stays.wait(&parts.pause, shared);
+                remapping = watch();
                 *shared.under_way.lock() = None;
             }
             None => {
+                remapping = watch();
                 *shared.under_way.lock() = None;
                 replies.send(connection, &reply, false);
             }

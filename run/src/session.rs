@@ -4,7 +4,7 @@
 //! ```text
 //!   guest line ──▶ on_line ──┬─ begin, end   take counters now: the vCPU that wrote the line is out of the guest
 //!   (vCPU thread)            ├─ progress     (guest clock, host clock, work done): rates of any stretch afterwards
-//!                            └─ result, gaps, verify, …  kept as they are, up to the bounds of `session/kept.rs`
+//!                            └─ result, gaps, verify, …  kept as they are, up to the bounds of `session/limits.rs`
 //! ```
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use wideleaf_policies::{
 use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
-use self::kept::{
+use self::limits::{
     Cut, GAPS_MAX, Looks, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, RESULTS_MAX,
     begin_of,
 };
@@ -38,7 +38,7 @@ use crate::report::{
 };
 use crate::text::clean;
 
-mod kept;
+mod limits;
 mod saved;
 
 pub use saved::SavedSession;
@@ -664,7 +664,7 @@ mod tests {
     use wideleaf_memory::BackingConfig;
     use wideleaf_policies::units::mib;
 
-    use super::kept::TEXT_MAX;
+    use super::limits::TEXT_MAX;
     use super::*;
     use crate::front_end::{Hidden, Quiet};
 

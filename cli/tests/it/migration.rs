@@ -240,7 +240,8 @@ fn a_migration_that_is_cancelled_leaves_the_guest_where_it_was() {
         client.signal(signal);
         assert_eq!(client.end().0, Some(130), "{signal}");
         let (code, why) = target.end();
-        assert!(code == Some(4) && why.contains("the connection ended; it does not run here"), "{code:?}: {why}");
+        let said = "the VM stays at the source: it was cancelled; it does not run here";
+        assert!(code == Some(4) && why.contains(said), "{code:?}: {why}");
     }
     goes_on(&scratch, source);
 }
@@ -311,6 +312,27 @@ fn the_target_ends_if_the_source_is_killed() {
     assert_eq!(end(client).0, Some(4));
     let (code, why) = target.end();
     assert!(code == Some(4) && why.contains("it does not run here"), "{code:?}: {why}");
+}
+
+#[test]
+fn a_connection_from_no_source_is_left_and_the_target_waits_for_another_one() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source_of(&scratch, 6);
+    let (target, place) = target(&scratch, "unix:move.sock");
+    let connect = || UnixStream::connect(scratch.path("move.sock")).unwrap();
+    let mut stranger = connect();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    drop(connect());
+    let (code, _, why) = end(migrate(&scratch, &place, &[]));
+    assert_eq!(code, Some(0), "{why}");
+    assert_eq!(source.end(), (Some(0), String::new()));
+    let (code, said) = target.end();
+    assert_eq!((code, said.matches("is from no source of a VM").count()), (Some(0), 2), "{said}");
+    assert!(said.contains("it does not speak wideleaf's migration protocol"), "{said}");
+    has_lost_nothing(&report(&scratch, "target.json"));
 }
 
 #[test]

@@ -480,6 +480,35 @@ fn the_status_of_a_restored_vm_says_how_much_of_its_ram_has_come_until_all_of_it
 }
 
 #[test]
+fn a_guest_that_goes_on_after_a_save_is_watched_until_kvm_maps_it_large_again() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &ENDLESS);
+    let windows_mapped_large = || {
+        let output = scratch.wideleaf(&["vm", "vm.sock", "statistics", "--format=json"]).output().unwrap();
+        let statistics: Value = serde_json::from_slice(&output.stdout).unwrap();
+        statistics["vm"]["mapping"]["pages_2m"].as_u64().unwrap()
+    };
+    while windows_mapped_large() < 16 {
+        sleep(AMONG_QUESTIONS);
+    }
+    save(&scratch, &["saved"]).expect("it runs until it is stopped");
+    let remapped = || status(&scratch)["past_saves"]["last_remapped"].clone();
+    while remapped()["seconds"].is_null() {
+        sleep(AMONG_QUESTIONS);
+    }
+    let remapped = remapped();
+    assert!(remapped["large_before_bytes"].as_u64() >= Some(32 << 20), "{remapped}");
+    assert!(remapped["large_after_bytes"].is_u64(), "{remapped}");
+    let shown = scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().stdout;
+    assert!(String::from_utf8_lossy(&shown).contains("nine tenths were large again after"));
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(run.end(), (Some(0), String::new()));
+}
+
+#[test]
 fn a_vm_of_which_no_restore_would_take_the_snapshot_is_not_saved_and_goes_on() {
     if !has_kvm() {
         return;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal as _};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -144,32 +144,39 @@ impl Address {
     /// # Errors
     /// [`Failure`] if it cannot listen there, or a signal comes.
     pub fn accept(&self, interrupts: &Interrupts, on_wait: &dyn Fn(&str)) -> Result<(Ends, String), Failure> {
-        let cannot = |error: io::Error| Failure::Host(format!("cannot wait for a VM at {self}: {error}"));
-        match self {
+        self.listen(on_wait)?.accept(interrupts)
+    }
+
+    /// Listens there; `on_wait` is told where that is.
+    ///
+    /// # Errors
+    /// [`Failure`] if it cannot listen there.
+    pub(super) fn listen(&self, on_wait: &dyn Fn(&str)) -> Result<Listening<'_>, Failure> {
+        let listener = match self {
             Address::Unix(path) => {
                 let (owner, remedy) = ("another process", "name another path");
                 let file = SocketFile { path, mode: MODE, gid: None, makes_folder: false, owner, remedy };
                 let listener = file.bind().map_err(|error| Failure::Host(error.to_string()))?;
                 on_wait(&self.to_string());
-                let accepted = wait(listener.as_fd(), interrupts).and_then(|()| listener.accept().map_err(cannot));
-                let _ = std::fs::remove_file(path);
-                let ends = accepted.and_then(|(stream, _)| Ends::of(stream).map_err(cannot));
-                ends.map(|ends| (ends, self.to_string()))
+                Listener::Unix(listener)
             }
             Address::Tcp(place) => {
-                let listener = TcpListener::bind(place).map_err(cannot)?;
-                on_wait(&format!("tcp:{}", listener.local_addr().map_err(cannot)?));
-                wait(listener.as_fd(), interrupts)?;
-                let (stream, peer) = listener.accept().map_err(cannot)?;
-                stream.set_nodelay(true).map_err(cannot)?;
-                Ok((Ends::of(stream).map_err(cannot)?, format!("tcp:{peer}")))
+                let bound = TcpListener::bind(place).and_then(|listener| Ok((listener.local_addr()?, listener)));
+                let (place, listener) = bound.map_err(|error| self.cannot_wait(&error))?;
+                on_wait(&format!("tcp:{place}"));
+                Listener::Tcp(listener)
             }
             Address::Stdio => {
                 self.refuse_terminal()?;
                 on_wait("stdio");
-                Ok((Ends::of_this_program().map_err(cannot)?, "stdio".to_owned()))
+                Listener::Stdio
             }
-        }
+        };
+        Ok(Listening { address: self, listener })
+    }
+
+    fn cannot_wait(&self, error: &io::Error) -> Failure {
+        Failure::Host(format!("cannot wait for a VM at {self}: {error}"))
     }
 
     fn refuse_terminal(&self) -> Result<(), Failure> {
@@ -181,6 +188,57 @@ impl Address {
             ));
         }
         Ok(())
+    }
+}
+
+/// Where a target waits. Dropped, the socket's file is removed.
+#[derive(Debug)]
+pub(super) struct Listening<'a> {
+    address: &'a Address,
+    listener: Listener,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+    Stdio,
+}
+
+impl Listening<'_> {
+    /// Waits for a connection. Returns it with the name of the other side.
+    ///
+    /// # Errors
+    /// [`Failure`] of the kernel, or if a signal comes.
+    pub fn accept(&self, interrupts: &Interrupts) -> Result<(Ends, String), Failure> {
+        let cannot = |error: io::Error| self.address.cannot_wait(&error);
+        match &self.listener {
+            Listener::Unix(listener) => {
+                wait(listener.as_fd(), interrupts)?;
+                let (stream, _) = listener.accept().map_err(cannot)?;
+                Ok((Ends::of(stream).map_err(cannot)?, self.address.to_string()))
+            }
+            Listener::Tcp(listener) => {
+                wait(listener.as_fd(), interrupts)?;
+                let (stream, peer) = listener.accept().map_err(cannot)?;
+                stream.set_nodelay(true).map_err(cannot)?;
+                Ok((Ends::of(stream).map_err(cannot)?, format!("tcp:{peer}")))
+            }
+            Listener::Stdio => Ok((Ends::of_this_program().map_err(cannot)?, "stdio".to_owned())),
+        }
+    }
+
+    /// Whether another connection can follow one that is from no source.
+    pub fn has_others(&self) -> bool {
+        !matches!(self.listener, Listener::Stdio)
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        if let Address::Unix(path) = self.address {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 

@@ -134,10 +134,15 @@ impl Sender {
             return Err(Malformed::Length(bytes).into());
         }
         let header = Header { kind, number: self.next, bytes, checksum }.encode();
-        self.next = self.next.wrapping_add(1);
         let mut slices: Vec<IoSlice<'_>> =
             [&header[..]].into_iter().chain(parts.iter().copied()).map(IoSlice::new).collect();
-        self.write(&mut slices, limit)
+        let before = self.sent;
+        let written = self.write(&mut slices, limit);
+        // A message of which no byte has left was none: the next one has its number.
+        if self.sent != before {
+            self.next = self.next.wrapping_add(1);
+        }
+        written
     }
 
     /// Bytes that have left.
@@ -366,6 +371,18 @@ mod tests {
         assert!(matches!(sender.send(Kind::Failed, &[b"it stays"], &PATIENT), Err(Lost::Closed)));
         drop((sender, _end));
         assert!(matches!(reader.join().expect("it does not panic"), Err(Lost::Closed)), "not a wrong content");
+    }
+
+    #[test]
+    fn a_message_that_was_too_late_to_leave_makes_no_gap_before_the_reason() {
+        let (mut sender, mut receiver, _end) = pair();
+        sender.send(Kind::Welcome, &[], &PATIENT).expect("there is room");
+        let late = Limit { until: Some(Instant::now()), ..PATIENT };
+        assert!(matches!(sender.send(Kind::Machine, &[b"{}"], &late), Err(Lost::Late)));
+        sender.send(Kind::Failed, &[b"it stays"], &PATIENT).expect("there is room");
+        receiver.expect(Kind::Welcome, &mut Vec::new(), &PATIENT).expect("it was sent");
+        let said = receiver.next(&mut Vec::new(), &PATIENT);
+        assert!(matches!(&said, Err(Lost::Refused(why)) if why == "it stays"), "{said:?}");
     }
 
     #[test]

@@ -16,9 +16,9 @@ use wideleaf_vmm::sys::random;
 
 use super::POST_COPY_SILENCE_MAX;
 use super::address::Passed;
+use super::doubt::{Departed, Doubt, Kept};
 use super::frames::Kind;
 use super::handover::{AtSource, Guest};
-use super::kept::{Departed, Doubt, Kept};
 use super::link::Limit;
 use super::serving::Serving;
 use super::wire::{Sink, Wire};

@@ -181,6 +181,8 @@ impl RemoteRam {
             let lost = match self.receive_all(receiver, keep_on) {
                 Ok(()) if self.finish() => return true,
                 Ok(()) => REPLACED.to_owned(),
+                // The source's own words.
+                Err(Lost::Refused(why)) => why,
                 Err(lost) => lost.to_string(),
             };
             if !(keep_on() && self.may_be_followed()) {
@@ -658,6 +660,15 @@ mod tests {
         assert_eq!(RemoteRam::new(String::new(), &twice, sender(), None).err(), Some(Malformed::Pages));
         let zero = RemoteRam::new(String::new(), &[head(1, &[], &[4])], sender(), None).expect("nothing is missing");
         assert_eq!((zero.order(), zero.window(WindowIndex::new(1))), (&[][..], SavedWindow::default()));
+    }
+
+    #[test]
+    fn a_source_that_calls_the_migration_off_is_heard_in_its_own_words() {
+        let (remote, _asked, mut pages, mut receiver) = remote(2);
+        pages.send(Kind::Failed, &[b"the VM stays at the source"], &PATIENT).expect("there is room");
+        assert!(!remote.receive(&mut receiver, &|| true));
+        let lost = remote.expect_go(&PATIENT).expect_err("it does not run here");
+        assert_eq!(lost.to_string(), "the VM stays at the source");
     }
 
     /// Another connection: its offer, the client's answer, and the source's ends of it. The client stays.

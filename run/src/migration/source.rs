@@ -16,9 +16,9 @@ use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 use wideleaf_vmm::devices::virtio::block::DiskError;
 
 use super::address::Passed;
+use super::doubt::{Departed, Doubt, Kept};
 use super::frames::{Kind, Malformed};
 use super::handover::{AtSource, Guest, Source};
-use super::kept::{Departed, Doubt, Kept};
 use super::link::{Limit, Lost};
 use super::recovering::{broken, leave, new_id};
 use super::serving::{self, Missing, Serving, missing_of};
@@ -114,6 +114,7 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
         began: Instant::now(),
         pause: Mutex::new(None),
         is_past_go: AtomicBool::new(false),
+        is_called_off: AtomicBool::new(false),
         post_copy: job.post_copy,
     };
     let beyond = job.post_copy.map_or(BeyondBound::Refuse, |from| BeyondBound::Leave { after_rounds: rounds_of(from) });
@@ -162,6 +163,8 @@ struct Departure<'a> {
     pause: Mutex<Option<Pause>>,
     /// Whether `go` may have left: nothing cancels the migration any more.
     is_past_go: AtomicBool,
+    /// Whether the target was told that the guest stays here.
+    is_called_off: AtomicBool,
     post_copy: Option<PostCopyFrom>,
 }
 
@@ -249,7 +252,9 @@ impl Departure<'_> {
         let (switched, report) = saved.map_err(|error| {
             self.shared.note_failed(price.so_far());
             let why = refused.lock().take().filter(|_| matches!(error, SaveError::NoLastPages));
-            why.unwrap_or_else(|| self.reason_of(&error))
+            let why = why.unwrap_or_else(|| self.reason_of(&error));
+            self.call_off(&why);
+            why
         })?;
         Ok(self.end(switched, &report, before, huge))
     }
@@ -312,8 +317,11 @@ impl Departure<'_> {
         }
     }
 
-    /// Tells the target that the guest stays here, so that it ends and gives the disks back.
+    /// Tells the target, once, that the guest stays here, so that it ends and gives the disks back.
     fn call_off(&self, why: &str) {
+        if self.is_called_off.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let until = Some(Instant::now() + CALL_OFF_WAIT_MAX);
         let limit = Limit { silence: CALL_OFF_WAIT_MAX, until, keep_on: &|| !self.shared.is_ending() };
         let text: String = format!("the VM stays at the source: {why}").chars().take(500).collect();

@@ -42,6 +42,8 @@ use crate::spec::RunSpec;
 
 /// Time without a byte after which the source counts as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// The same before it has said which VM comes, where another connection can follow.
+const HELLO_SILENCE_MAX: Duration = Duration::from_secs(15);
 /// Time for the figures of both sides, once the guest runs here.
 const FIGURES_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -73,24 +75,45 @@ struct LinkState {
 pub type CountRam = Box<dyn Fn() -> Counters + Send>;
 
 impl Incoming {
-    /// Waits for the source, and for the specification of its VM. `on_wait` is told where it waits.
+    /// Waits for the source, and for the specification of its VM. `on_wait` is told where it waits. A connection from
+    /// no source is left, and another one waited for.
     ///
     /// # Errors
-    /// [`Failure`] if it cannot listen there, a signal comes, or the other side is no source.
+    /// [`Failure`] if it cannot listen there, a signal comes, or the other side is a source of which no VM can come.
     pub fn wait(address: &Address, interrupts: &Interrupts, on_wait: &dyn Fn(&str)) -> Result<Incoming, Failure> {
-        let (Ends { reader, writer }, from) = address.accept(interrupts, on_wait)?;
-        let (mut sender, mut receiver) = (Sender::new(writer), Receiver::new(reader));
-        let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &|| !interrupts.is_set() };
-        let mut content = Vec::new();
-        let greeted = match sender.greet(&limit).and_then(|()| receiver.greeted(&limit)) {
-            Ok(()) => receiver.expect(Kind::Hello, &mut content, &limit),
-            Err(lost) => Err(lost),
-        };
-        greeted.map_err(|lost| failure(&from, &lost))?;
-        let hello: Result<Hello, _> = serde_json::from_slice(&content);
+        let listening = address.listen(on_wait)?;
+        let silence = if listening.has_others() { HELLO_SILENCE_MAX } else { SILENCE_MAX };
+        let limit = Limit { silence, until: None, keep_on: &|| !interrupts.is_set() };
+        loop {
+            let (Ends { reader, writer }, from) = listening.accept(interrupts)?;
+            let (mut sender, mut receiver) = (Sender::new(writer), Receiver::new(reader));
+            let mut content = Vec::new();
+            let greeted = match sender.greet(&limit).and_then(|()| receiver.greeted(&limit)) {
+                Ok(()) => receiver.expect(Kind::Hello, &mut content, &limit),
+                Err(lost) => Err(lost),
+            };
+            match greeted {
+                Ok(()) => return Incoming::of(from, sender, receiver, &content, &limit),
+                Err(lost) if listening.has_others() && is_of_no_source(&lost) => {
+                    tracing::warn!("a connection from {from} is from no source of a VM: {lost}; waiting for another");
+                }
+                Err(lost) => return Err(failure(&from, &lost)),
+            }
+        }
+    }
+
+    /// The VM of a source that has said this first.
+    fn of(
+        from: String,
+        mut sender: Sender,
+        receiver: Receiver,
+        hello: &[u8],
+        limit: &Limit<'_>,
+    ) -> Result<Incoming, Failure> {
+        let hello: Result<Hello, _> = serde_json::from_slice(hello);
         let Hello { spec, may_post_copy, id, .. } = hello.map_err(|error| {
             let why = format!("its specification is malformed: {error}; use equal releases of wideleaf");
-            let _ = sender.send(Kind::Failed, &[why.as_bytes()], &limit);
+            let _ = sender.send(Kind::Failed, &[why.as_bytes()], limit);
             Failure::Input(format!("cannot receive the VM from {from}: {why}"))
         })?;
         let report = ArrivedReport { from: from.clone(), ..ArrivedReport::default() };
@@ -399,6 +422,12 @@ impl Incoming {
     fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.link.lock()
     }
+}
+
+/// Whether a connection was lost before it said which VM comes, as those of other programs are, and those of a client
+/// that was refused.
+fn is_of_no_source(lost: &Lost) -> bool {
+    matches!(lost, Lost::Closed | Lost::Io(_) | Lost::Silent(_) | Lost::Malformed(Malformed::Magic))
 }
 
 /// Notes windows with missing pages. Each is named once, so that RAM bounds their number.

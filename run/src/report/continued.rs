@@ -24,7 +24,8 @@ pub struct RestoredReport {
     pub windows_huge: u64,
     /// Number of windows that got base pages because no huge page was to be had.
     pub windows_not_huge: u64,
-    /// Waits of the guest for a window: 50 of 100 were at most this long, in microseconds.
+    /// Waits of the guest for a window, from when a thread of the restore has read of its touch: 50 of 100 were at most
+    /// this long, in microseconds.
     pub wait_p50_us: f64,
     /// The same for 99 of 100.
     pub wait_p99_us: f64,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Moment};
 use wideleaf_protocol::Entry;
 
-use super::kept::{GAPS_MAX, Mark, Marks, PHASES_MAX, begin_of};
+use super::limits::{GAPS_MAX, Mark, Marks, PHASES_MAX, begin_of};
 use super::{Log, PhaseLog, Session};
 use crate::report::{Counters, Gaps, Hello, Measurement, Problem, Verification};
 use crate::text::clean;
@@ -159,7 +159,7 @@ mod tests {
 
     use wideleaf_protocol::{Message, Name};
 
-    use super::super::kept::{REGIONS_OF_RAM_MAX, TEXT_MAX};
+    use super::super::limits::{REGIONS_OF_RAM_MAX, TEXT_MAX};
     use super::super::tests::session;
     use super::*;
 

@@ -21,7 +21,7 @@ use wideleaf_vmm::machine::MachineSaver;
 use wideleaf_vmm::run_loop::RunControl;
 
 use super::restoring::Restoring;
-use crate::migration::kept::Doubt;
+use crate::migration::doubt::Doubt;
 use crate::past_saves::PastSaves;
 use crate::policy_switch::PolicySwitch;
 use crate::session::Session;
