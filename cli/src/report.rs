@@ -225,6 +225,9 @@ fn write_phases(out: &mut String, phases: &[Phase]) {
     for phase in phases {
         write_tables(out, phase);
     }
+    for (name, walks) in phases.iter().filter_map(|phase| Some((&phase.name, phase.walks?))) {
+        let _ = writeln!(out, "  {name}: counted by the CPU: {walks}");
+    }
 }
 
 /// Memory of page tables at the begin and the end of a part.
@@ -423,6 +426,8 @@ fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
 
 #[cfg(test)]
 mod tests {
+    use wideleaf_run::report::Walks;
+
     use super::*;
 
     #[test]
@@ -431,5 +436,15 @@ mod tests {
         let mut out = String::new();
         write_phases(&mut out, &[phase]);
         assert!(!out.contains("/s"), "{out}");
+    }
+
+    #[test]
+    fn page_walks_that_the_cpu_counted_are_in_the_table_and_no_others() {
+        let counted = Phase { name: "update".into(), walks: Some(Walks::default()), ..Phase::default() };
+        let (mut with, mut without) = (String::new(), String::new());
+        write_phases(&mut with, std::slice::from_ref(&counted));
+        write_phases(&mut without, &[Phase { walks: None, ..counted }]);
+        assert!(with.contains("update: counted by the CPU: 0 walks"), "{with}");
+        assert!(!without.contains("walks"), "{without}");
     }
 }

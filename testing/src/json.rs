@@ -39,6 +39,7 @@ pub fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "cycles",
         "walks",
         "walk_cycles",
+        "second_level_walk_cycles",
     ];
     match value {
         Value::Object(fields) => {

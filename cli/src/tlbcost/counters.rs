@@ -45,7 +45,8 @@ pub struct WalkEvents {
     pub walk_cycles: &'static [Event],
     /// Number of walks for data.
     pub walks: &'static [Event],
-    /// Cycles in walks of the second level that `walk_cycles` excludes, of each handler too.
+    /// Cycles in walks of the second level that `walk_cycles` excludes, of each handler too. Empty if the CPU has no
+    /// such event, or its list does not say that the others exclude them.
     pub second_level_cycles: &'static [Event],
     /// Document with each of the events, and the parts that were not found there.
     pub source: &'static str,
@@ -243,6 +244,7 @@ pub fn select(pmu: &dyn Pmu, cpu: &CpuModel) -> Result<&'static WalkEvents, Stri
 pub struct Meter {
     counters: Vec<(What, Box<dyn Count>)>,
     is_timed: bool,
+    has_second_level: bool,
     began: Vec<Reading>,
 }
 
@@ -257,6 +259,7 @@ enum What {
     Cycles,
     Walks,
     WalkCycles,
+    SecondLevelCycles,
 }
 
 impl Meter {
@@ -268,13 +271,18 @@ impl Meter {
         let mut counters = vec![(What::Cycles, pmu.open_cycles()?)];
         let all = [
             (What::WalkCycles, events.walk_cycles),
-            (What::WalkCycles, events.second_level_cycles),
+            (What::SecondLevelCycles, events.second_level_cycles),
             (What::Walks, events.walks),
         ];
         for (what, event) in all.into_iter().flat_map(|(what, events)| events.iter().map(move |event| (what, event))) {
             counters.push((what, pmu.open(event)?));
         }
-        Ok(Meter { counters, is_timed: !events.walk_cycles.is_empty(), began: Vec::new() })
+        Ok(Meter {
+            counters,
+            is_timed: !events.walk_cycles.is_empty(),
+            has_second_level: !events.second_level_cycles.is_empty(),
+            began: Vec::new(),
+        })
     }
 
     /// Begins to count.
@@ -297,13 +305,15 @@ impl Meter {
         let now = self.readings()?;
         let since = now.into_iter().zip(&self.began).map(|(now, began)| now.since(*began));
         let since = since.collect::<Result<Vec<u64>, _>>()?;
-        let sum = |wanted| {
+        let sum = |wanted| -> u64 {
             self.counters.iter().zip(&since).filter(|((what, _), _)| *what == wanted).map(|(_, count)| count).sum()
         };
+        let second_level = sum(What::SecondLevelCycles);
         Ok(Walks {
             cycles: sum(What::Cycles),
             walks: sum(What::Walks),
-            walk_cycles: self.is_timed.then(|| sum(What::WalkCycles)),
+            walk_cycles: self.is_timed.then(|| sum(What::WalkCycles) + second_level),
+            second_level_walk_cycles: self.has_second_level.then_some(second_level),
         })
     }
 
@@ -477,10 +487,17 @@ mod tests {
     fn walks_of_loads_stores_and_the_second_level_are_summed_over_the_measured_part_only() {
         let skylake = select(&ALL, &cpu("GenuineIntel", 6, 0x55)).expect("it has all of them");
         let walks = counted(skylake);
-        assert_eq!(walks, Walks { cycles: 1000, walks: 0x08 + 0x49, walk_cycles: Some(0x08 + 0x49 + 0x4f) });
+        let expected = Walks {
+            cycles: 1000,
+            walks: 0x08 + 0x49,
+            walk_cycles: Some(0x08 + 0x49 + 0x4f),
+            second_level_walk_cycles: Some(0x4f),
+        };
+        assert_eq!(walks, expected);
         assert_eq!(walks.share(), Some(f64::from(0x08 + 0x49 + 0x4f) / 1000.0));
         let zen = counted(select(&ALL, &cpu("AuthenticAMD", 0x19, 0x11)).expect("it has all of them"));
         assert_eq!((zen.walk_cycles, zen.share()), (None, None), "AMD counts no cycles of walks");
+        assert_eq!(zen.second_level_walk_cycles, None);
     }
 
     #[test]
@@ -514,6 +531,7 @@ mod tests {
         assert!(skylake.name.starts_with("Skylake-SP"), "{}", skylake.name);
         let haswell = counted(select(&ALL, &cpu("GenuineIntel", 6, 0x3f)).expect("it has all of them"));
         assert_eq!(haswell.walk_cycles, Some(0x08 + 0x49));
+        assert_eq!(haswell.second_level_walk_cycles, None, "which part of them it is, is not known");
     }
 
     #[test]

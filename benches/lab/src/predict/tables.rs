@@ -1,4 +1,4 @@
-//! Table of a prediction.
+//! A prediction as text for people: each line with its unit, and what bounds the gain.
 
 use std::fmt::Write as _;
 
@@ -55,11 +55,7 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
         );
     }
     if let Some(walks) = &prediction.counted {
-        let share = walks.share().map_or("cycles are not counted on this CPU".to_owned(), |share| {
-            percent(share) + " of its cycles (up to 100 % for each page-miss handler)"
-        });
-        let _ =
-            writeln!(out, "  counted by the PMU in its measured part on 4 KiB pages: {} walks, {share}", walks.walks);
+        let _ = writeln!(out, "  counted by the PMU in its measured part on 4 KiB pages: {walks}");
     }
     let (large, windows) = prediction.large_windows;
     let _ = writeln!(out, "  {large} of {windows} windows of its memory were large on the 2 MiB side");

@@ -1,4 +1,5 @@
-//! Runs `wideleaf run` and turns its report into metrics.
+//! Runs `wideleaf run` in a process of its own, and turns its report into metrics. A guest that found wrong words, or
+//! checked none, is a failure and no measurement.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,12 +7,13 @@ use std::time::Duration;
 
 use crate::experiment::memory_map::{self, View};
 use wideleaf::child;
+use wideleaf_experiments::catalogue::walks::{COUNTED_CYCLES, COUNTED_SECOND_LEVEL_CYCLES};
 use wideleaf_experiments::definition::{COUNTED_WALK_CYCLES, COUNTED_WALKS, Job};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Actions, Measured, Sample};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
-use wideleaf_run::report::{Counters, OF_POLICIES, Phase, Region, RunReport};
+use wideleaf_run::report::{Counters, OF_POLICIES, Phase, Region, RunReport, Walks};
 use wideleaf_run::undo::TemporaryFolder;
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
@@ -79,11 +81,7 @@ fn measured(report: &RunReport) -> Measured {
     let mut measured =
         Measured { series: timed.map(|phase| series(report, phase)).unwrap_or_default(), ..Measured::default() };
     measured.told = report.results.iter().map(|(name, result)| (name.clone(), result.value)).collect();
-    if let Some(walks) = timed.and_then(|phase| phase.walks) {
-        let counts = [(COUNTED_WALKS, Some(walks.walks)), (COUNTED_WALK_CYCLES, walks.walk_cycles)];
-        let counts = counts.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count? as f64)));
-        measured.told.extend(counts);
-    }
+    measured.told.extend(timed.and_then(|phase| phase.walks).into_iter().flat_map(counted));
     measured.actions = actions(&report.manager.outcomes);
     let mut put = |metric, value: Option<f64>| {
         if let Some(value) = value {
@@ -117,6 +115,17 @@ fn measured(report: &RunReport) -> Measured {
     put(Metric::GapP99Us, report.gaps.iter().map(|gap| gap.p99_ns as f64 / 1e3).reduce(f64::max));
     put(Metric::GapMaxUs, report.gaps.iter().map(|gap| gap.max_ns as f64 / 1e3).reduce(f64::max));
     measured
+}
+
+/// Counts of page walks, by the names under which a run tells them.
+fn counted(walks: Walks) -> impl Iterator<Item = (String, f64)> {
+    let counts = [
+        (COUNTED_CYCLES, Some(walks.cycles)),
+        (COUNTED_WALKS, Some(walks.walks)),
+        (COUNTED_WALK_CYCLES, walks.walk_cycles),
+        (COUNTED_SECOND_LEVEL_CYCLES, walks.second_level_walk_cycles),
+    ];
+    counts.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count? as f64)))
 }
 
 /// The longest phase that is neither the set-up nor the check.
@@ -243,6 +252,22 @@ mod tests {
         let run = report(&[(0.5, 11)], [8, 11]);
         assert_eq!(reached_at_s(&RunReport { regions: vec![], ..run.clone() }), None);
         assert_eq!(reached_at_s(&RunReport { phases: vec![], ..run }), None);
+    }
+
+    #[test]
+    fn a_run_tells_what_the_cpu_counted_of_walks_in_its_timed_part_and_nothing_that_it_did_not_count() {
+        let of_run = |walks: Option<Walks>| {
+            let mut run = report(&[], [0, 0]);
+            run.phases[1].walks = walks;
+            measured(&run).told
+        };
+        let walks = Walks { cycles: 900, walks: 7, walk_cycles: Some(400), second_level_walk_cycles: Some(100) };
+        let told = of_run(Some(walks));
+        assert_eq!([told[COUNTED_CYCLES], told[COUNTED_WALKS], told[COUNTED_WALK_CYCLES]], [900.0, 7.0, 400.0]);
+        assert_eq!(told[COUNTED_SECOND_LEVEL_CYCLES], 100.0);
+        let amd = of_run(Some(Walks { walk_cycles: None, second_level_walk_cycles: None, ..walks }));
+        assert_eq!(amd.len(), 2, "{amd:?}");
+        assert!(of_run(None).is_empty());
     }
 
     #[test]
