@@ -4,7 +4,8 @@
 //!
 //! Memory that moves under a guest is tested on the newest kernel, which swaps windows. On 6.12 are tests of what that
 //! kernel alone shows, the fallback to collapse, of giants that a policy chooses, and of what depends on no kernel.
-//! `lab/README.md` has the table.
+//! `lab/README.md` has the table. With `WIDELEAF_LAB=ept` they run in the EPT lab, which takes many times as long, and
+//! has neither nodes nor guests with five levels of tables.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::{Path, PathBuf};
@@ -14,8 +15,15 @@ use serde_json::Value;
 use wideleaf_testing::programs::built;
 use wideleaf_testing::{LabKernel, Need, c_program, is_there, lab_images, prepare_images};
 
-/// For a machine that hangs. The longest command takes four minutes on two idle processors.
-const LAB_SECONDS: &str = "1500";
+/// The lab of these tests and the time limit of a command, for a machine that hangs. In the NPT lab the longest takes
+/// four minutes on two idle processors.
+fn kind_and_limit() -> [&'static str; 2] {
+    match std::env::var("WIDELEAF_LAB").as_deref() {
+        Ok("ept") => ["ept", "7200"],
+        Ok("npt") | Err(_) => ["npt", "1500"],
+        Ok(other) => panic!("WIDELEAF_LAB is {other}: choose npt or ept"),
+    }
+}
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -52,8 +60,8 @@ fn in_lab(kernel: LabKernel, files: &[(&Path, &str)], command: &str) -> Output {
 
 /// The same with more options of `lab`.
 fn in_lab_with(options: &[&str], kernel: LabKernel, files: &[(&Path, &str)], command: &str) -> Output {
-    let mut lab = lab();
-    lab.args(["npt", "--kernel", kernel.name(), "--timeout", LAB_SECONDS]).args(options);
+    let (mut lab, [kind, limit]) = (lab(), kind_and_limit());
+    lab.args([kind, "--kernel", kernel.name(), "--timeout", limit]).args(options);
     let folder = tempfile::tempdir().unwrap();
     for (file, name) in files {
         let is_ours = ["wideleaf", "test-under-lab"].contains(name);
@@ -133,6 +141,32 @@ fn nothing_is_lost_in_the_lab_whatever_fails() {
 #[test]
 fn the_kernels_own_monitor_sees_what_is_used_in_the_lab() {
     tests_pass_in_lab(LabKernel::Newest, "wideleaf-memory", "damon", &[]);
+}
+
+/// Lines of `run-all LAB --list`, by part.
+fn parts_of_run_all(arguments: &[&str]) -> Vec<(String, String)> {
+    let list = Command::new(root().join("guest-tests/lab/run-all")).args(arguments).output().unwrap();
+    assert!(list.status.success(), "{}", String::from_utf8_lossy(&list.stderr));
+    let text = String::from_utf8(list.stdout).unwrap();
+    let parts = text.lines().map(|line| line.split_once(", at most ").unwrap());
+    parts.map(|(part, rest)| (part.to_owned(), rest.to_owned())).collect()
+}
+
+#[test]
+fn all_parts_of_both_labs_end_in_time_and_move_a_giant_where_that_works() {
+    for (lab, limit) in [("npt", "1800 s: "), ("ept", "7200 s: ")] {
+        let parts = parts_of_run_all(&[lab, "--list"]);
+        for name in ["mappings", "windows", "frames", "giants", "soak", "damon"] {
+            let found = parts.iter().find(|(part, _)| part == name);
+            let Some((_, rest)) = found else { panic!("{lab} has no {name}: {parts:?}") };
+            assert!(rest.starts_with(limit), "{rest}");
+            // In seconds of the EPT lab, of 20 million instructions.
+            assert_eq!(rest.contains("WIDELEAF_SOAK_SECONDS=240"), lab == "ept", "{rest}");
+            assert!(!rest.contains("giants_chosen::"), "a policy's giants end in time on 6.12 alone: {rest}");
+        }
+    }
+    let [(part, rest)] = &parts_of_run_all(&["npt", "--kernel", "6.12", "--list", "giants"])[..] else { panic!("one") };
+    assert!(part == "giants" && rest.contains(",no_swap ") && rest.contains(" giants_chosen:: giant_swap::"), "{rest}");
 }
 
 /// Runs the tests of NUMA nodes of one executable in a lab with this number of nodes: each has pages of 2 MiB in its
