@@ -192,7 +192,7 @@ fn another_policy_takes_over_and_a_policy_that_must_start_with_the_run_is_refuse
 }
 
 #[test]
-fn a_recorded_run_and_a_run_whose_policy_serves_faults_keep_their_policy() {
+fn a_recorded_run_and_a_run_with_a_policy_that_serves_faults_keep_their_policy() {
     if !has_kvm() {
         return;
     }
@@ -352,7 +352,7 @@ fn a_used_socket_path_is_refused_and_a_stale_socket_is_replaced() {
     vm(&scratch, &["stop", "--how=kill"]);
     assert_eq!(run.end().0, Some(0));
     std::fs::remove_file(scratch.path("result.json")).unwrap();
-    scratch.file("vm.sock", b"a file of somebody's");
+    scratch.file("vm.sock", b"a file of another program");
     scratch.refuses(&ARGUMENTS, 4, &["vm.sock is not a socket: move it away, or name another path"]);
     let nowhere = [&ARGUMENTS[..5], &["--control-socket=none/vm.sock"]].concat();
     scratch.refuses(&nowhere, 4, &["cannot listen at none/vm.sock: No such file"]);

@@ -71,7 +71,7 @@ fn a_guest_s_sandbox_is_planned_before_its_ram_and_entered_by_the_main_thread_la
 }
 
 #[test]
-fn a_guest_whose_result_could_not_be_written_ends_before_its_console_and_its_sockets() {
+fn a_guest_with_a_result_that_could_not_be_written_ends_before_its_console_and_its_sockets() {
     if !has_kvm() {
         return;
     }

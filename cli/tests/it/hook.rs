@@ -468,7 +468,7 @@ fn a_domain_without_hugepages_requests_no_reservation() {
     let scratch = new_scratch();
     let xml = LIVE.replace("pool=\"yes\"", "pool=\"no\"").replace("guarantee=\"95%\"", "");
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", &xml);
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "nobody was looked for");
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "no caller was looked for");
 }
 
 #[test]

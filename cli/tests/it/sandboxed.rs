@@ -274,5 +274,5 @@ fn an_existing_cgroup_is_kept() {
     let left = fs::read_to_string(folder.join("cgroup.procs")).unwrap();
     fs::remove_dir(&folder).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(left, "", "nobody is left in it");
+    assert_eq!(left, "", "no process is left in it");
 }
