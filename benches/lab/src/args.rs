@@ -1,4 +1,5 @@
-//! What a person types after `wideleaf-lab`, as types.
+//! What a person types after `wideleaf-lab`, as types. Parsing starts nothing and opens no file, so that `--help` and
+//! every message about a wrong argument work anywhere.
 
 use clap::{Parser, Subcommand};
 use wideleaf::guardian::giant_pages::MakeGiantPagesArgs;

@@ -24,7 +24,7 @@ use wideleaf_run::suggest::did_you_mean;
 mod against;
 mod environment;
 mod failures;
-mod host;
+mod host_facts;
 pub mod host_state;
 mod jobs;
 mod memory_map;
@@ -188,7 +188,7 @@ pub fn main(args: &ExperimentArgs) -> Result<(), Failure> {
 }
 
 fn list() -> Result<(), Failure> {
-    let host = host::facts(false);
+    let host = host_facts::read(false);
     let mut list = prose_table(&["experiment", "what it shows", "rounds", "runs", "about"]);
     for known in catalogue::ALL {
         let experiment = known.define(&host);
@@ -219,7 +219,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     let results: Vec<&Path> = args.output.iter().chain(&args.resume).map(PathBuf::as_path).collect();
     let rendering = Rendering::open(&render, &results)?;
     let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
-    let mut experiment = known.define(&host::facts(args.long));
+    let mut experiment = known.define(&host_facts::read(args.long));
     let own_rounds = experiment.rounds;
     let mut store = match &args.resume {
         Some(file) => Store::resume(file, known.name())?,

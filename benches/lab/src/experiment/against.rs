@@ -34,7 +34,7 @@ pub(super) fn changed(experiment: &Experiment) -> Option<String> {
     }
 }
 
-/// Name and version that a wideleaf gives, or why the program is none.
+/// Name and version that a wideleaf gives, or why the program is no wideleaf.
 fn version_of(program: &Path) -> Result<String, String> {
     let asked = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let asked = asked.map_err(|error| format!("it does not start: {error}"))?;

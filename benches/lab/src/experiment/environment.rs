@@ -1,4 +1,5 @@
-//! The machine that produced the results, read once at the start.
+//! The machine that produced the results, read once at the start. What cannot be read stays empty, and nothing is
+//! changed.
 
 use std::fs;
 use std::path::Path;

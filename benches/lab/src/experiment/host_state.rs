@@ -7,8 +7,6 @@ use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
 use wideleaf_run::failure::Failure;
 
-use crate::experiment::jobs::restored::SavedGuests;
-
 pub mod fragmentation;
 pub mod khugepaged;
 
@@ -23,15 +21,13 @@ const KEPT_BY_KERNEL_MAX: u64 = 8;
 /// Most times that memory is broken up before a run. The note about the run tells how many blocks it began with.
 const BREAKS_MAX: u32 = 2;
 
-/// State that is kept from one job to the next if both need it: breaking up memory takes up to a minute.
+/// State of the host that is kept from one job to the next if both need it: breaking up memory takes up to a minute.
 #[derive(Debug, Default)]
 pub(super) struct KeptState {
     /// Number of huge pages that were left.
     huge_pages_left: u64,
     /// Children that broke up memory, and later the blocks that had become whole again.
     fragments: Vec<HeldFragments>,
-    /// Saved guests that several jobs continue.
-    pub(super) saved: SavedGuests,
 }
 
 impl KeptState {

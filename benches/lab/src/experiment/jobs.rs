@@ -1,4 +1,5 @@
-//! How each kind of work is done: one file per kind, from a job to its measurements.
+//! How each kind of work is done: one file per kind, from a job to its measurements. The host is in the job's state
+//! meanwhile; what the next job does not need of it is undone, and at the end of this process all of it.
 
 use std::time::Duration;
 
@@ -12,19 +13,30 @@ use wideleaf_measure::environment;
 mod disturbed;
 mod prediction;
 mod qemu;
-pub(super) mod restored;
+mod restored;
 mod simulation;
 pub(super) mod together;
 mod wideleaf_run;
+
+use restored::SavedGuests;
 
 /// A run that takes this many times its estimate hangs.
 const TIMES_TOO_LONG: f64 = 20.0;
 /// Shortest time after which a run is stopped.
 const TIMEOUT_MIN: Duration = Duration::from_secs(300);
 
+/// What is kept from one job to the next.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// State of the host.
+    host: KeptState,
+    /// Saved guests that several jobs continue.
+    guests: SavedGuests,
+}
+
 /// Brings the host into the job's state, does the work, and restores the host.
-pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> Result<Measured, Failure> {
-    let host = HeldState::take(&job.host, kept)?;
+pub(super) fn run(job: &Job, kept: &mut Kept, interrupts: &Interrupts) -> Result<Measured, Failure> {
+    let host = HeldState::take(&job.host, &mut kept.host)?;
     let timeout =
         Duration::try_from_secs_f64(job.seconds_guess * TIMES_TOO_LONG).unwrap_or(TIMEOUT_MIN).max(TIMEOUT_MIN);
     let stolen_before = environment::stolen_ms();
@@ -39,7 +51,7 @@ pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> R
         Work::Together { guests, budget } => together::run(guests, *budget, timeout, interrupts),
         Work::TogetherInQemu { guests } => together::in_qemu::run(guests, timeout, interrupts),
         Work::Disturbed(guests) => disturbed::run(guests, timeout, interrupts),
-        Work::Restored(guest) => restored::run(guest, kept, interrupts),
+        Work::Restored(guest) => restored::run(guest, &mut kept.guests, interrupts),
     }?;
     let stolen = environment::stolen_ms().saturating_sub(stolen_before);
     measured.metrics.insert(wideleaf_experiments::metric::Metric::StolenMs, stolen as f64);

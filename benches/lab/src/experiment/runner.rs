@@ -1,4 +1,5 @@
-//! Makes one run after the other.
+//! Makes one run after the other. Each is in the file of results when the next begins, also one that failed. Only an
+//! interrupt, or a file that cannot be written, ends the experiment early.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,7 @@ use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_policies::units::mib;
 
 use crate::experiment::failures::is_of_guest;
-use crate::experiment::host_state::KeptState;
-use crate::experiment::jobs;
+use crate::experiment::jobs::{self, Kept};
 use crate::experiment::store::Store;
 use wideleaf::progress::visible_bar;
 use wideleaf_run::failure::Failure;
@@ -43,7 +43,7 @@ impl Runner<'_> {
         let left = schedule::left(&self.store.results().experiment, &self.store.results().runs).len();
         let bar = visible_bar(left as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
         bar.enable_steady_tick(Duration::from_millis(200));
-        let mut kept = KeptState::default();
+        let mut kept = Kept::default();
         let budget_left = |budget: Duration| budget.saturating_sub(began.elapsed());
         while let Some(turn) = self.next(self.budget.map(budget_left)) {
             self.interrupts.check()?;
@@ -78,7 +78,7 @@ impl Runner<'_> {
 
     /// Makes one run. A failed run is a result too; the experiment ends only for a failure that would affect all
     /// other runs.
-    fn make(&self, turn: Turn, kept: &mut KeptState, at_s: f64) -> Result<Made, Failure> {
+    fn make(&self, turn: Turn, kept: &mut Kept, at_s: f64) -> Result<Made, Failure> {
         let experiment = &self.store.results().experiment;
         let (case, arm) = (&experiment.cases[turn.case], &experiment.arms[turn.arm]);
         let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
@@ -100,7 +100,7 @@ impl Runner<'_> {
     fn measure(
         &self,
         job: &Job,
-        kept: &mut KeptState,
+        kept: &mut Kept,
         working_set_mib: u64,
     ) -> Result<wideleaf_experiments::results::Measured, Failure> {
         warm_host_memory(mib(working_set_mib))

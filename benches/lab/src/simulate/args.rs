@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn an_unknown_machine_is_refused_with_the_known_ones() {
         assert!(matches!(parse_machines("k8"), Ok(MachinesArg::Use(list)) if list[0].name == "k8"));
-        let error = parse_machines("k8,z80").expect_err("there is none");
+        let error = parse_machines("k8,z80").expect_err("no such machine");
         assert!(error.starts_with("there is no machine \"z80\"; the machines are madison, k8, "), "{error}");
     }
 }

@@ -1,9 +1,9 @@
 //! Results of machines for accesses: one struct, read by programs as JSON and by people as a table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use comfy_table::Cell;
+use comfy_table::{Cell, Table};
 use serde::Serialize;
 use wideleaf_policies::{Bytes, Moment, PageSize, PerTenThousand};
 use wideleaf_simulator::Simulator;
@@ -34,7 +34,7 @@ pub struct TracedReport {
 pub struct TraceInfo {
     /// Kernel, or kind of stream.
     pub kernel: String,
-    /// Class of the kernel; empty if there is none.
+    /// Class of the kernel; empty if it has no classes.
     pub class: String,
     /// Parameters of the kernel or stream.
     pub parameters: String,
@@ -283,24 +283,29 @@ impl HistoryPoint {
 impl TracedReport {
     /// A table for people, with a column per simulation.
     pub fn to_table(&self) -> String {
-        let mut out = self.heading();
-        let header = self.results.iter().map(|result| format!("{}\n{}", result.machine, result.pages));
-        let header: Vec<String> = std::iter::once("machine\npages".to_owned()).chain(header).collect();
-        let mut rows = table(&header.iter().map(String::as_str).collect::<Vec<_>>());
-        let mut row = |name: &str, value: &dyn Fn(&TracedResult) -> String| {
-            rows.add_row(
-                std::iter::once(Cell::new(name)).chain(self.results.iter().map(|result| number(value(result)))),
-            );
-        };
-        row("accesses", &|result| result.accesses.to_string());
-        row("TLB misses per access", &|result| format!("{:.5}", result.misses_per_access));
+        let mut rows = Rows::of(&self.results);
+        self.add_misses(&mut rows);
+        self.add_references(&mut rows);
+        self.add_walks(&mut rows);
+        if self.results.iter().any(|result| result.policy.is_some()) {
+            self.add_policies(&mut rows);
+        }
+        format!("{}{}\n", self.heading(), rows.table)
+    }
+
+    fn add_misses(&self, rows: &mut Rows<'_>) {
+        rows.add("accesses", |result| result.accesses.to_string());
+        rows.add("TLB misses per access", |result| format!("{:.5}", result.misses_per_access));
         for page in PageSize::ALL.map(PageSize::name) {
             if self.results.iter().any(|result| result.misses_by_page[page] > 0) {
-                row(&format!("misses, {page} entries"), &|result| result.misses_by_page[page].to_string());
+                rows.add(&format!("misses, {page} entries"), |result| result.misses_by_page[page].to_string());
             }
         }
-        row("hits in the second level", &|result| per(result.tlb_hits[1], result.accesses));
-        row("references per walk", &|result| format!("{:.2}", result.references_per_miss));
+        rows.add("hits in the second level", |result| per(result.tlb_hits[1], result.accesses));
+    }
+
+    fn add_references(&self, rows: &mut Rows<'_>) {
+        rows.add("references per walk", |result| format!("{:.2}", result.references_per_miss));
         for (place, name) in [
             ("l1", "  found in L1"),
             ("l2", "  found in L2"),
@@ -309,44 +314,39 @@ impl TracedReport {
             ("walk_cache", "saved by the walk cache"),
             ("nested_tlb", "saved by the nested TLB"),
         ] {
-            row(name, &|result| {
+            rows.add(name, |result| {
                 format!("{:.2}", result.references_by_place[place] as f64 / result.misses.max(1) as f64)
             });
         }
-        row("tables of the guest", &|result| Bytes::new(result.guest_tables_bytes).to_string());
+        rows.add("tables of the guest", |result| Bytes::new(result.guest_tables_bytes).to_string());
         if self.setup.guest_page.is_some() {
-            row("tables of the host", &|result| Bytes::new(result.host_tables_bytes).to_string());
+            rows.add("tables of the host", |result| Bytes::new(result.host_tables_bytes).to_string());
         }
-        row("walk cycles per access", &|result| format!("{:.3}", result.cycles_of_walks_per_access));
-        row("  share of the host's tables", &|result| format!("{:.1} %", 100.0 * result.host_share_of_walk_cycles));
+    }
+
+    fn add_walks(&self, rows: &mut Rows<'_>) {
+        rows.add("walk cycles per access", |result| format!("{:.3}", result.cycles_of_walks_per_access));
+        rows.add("  share of the host's tables", |result| format!("{:.1} %", 100.0 * result.host_share_of_walk_cycles));
         if self.results.iter().any(|result| result.remote_data > 0) {
-            row("data from the other node", &|result| per(result.remote_data, result.accesses));
+            rows.add("data from the other node", |result| per(result.remote_data, result.accesses));
         }
-        if self.results.iter().any(|result| result.policy.is_some()) {
-            let mut of_policy = |name: &str, value: &dyn Fn(&PolicySide) -> String| {
-                row(name, &|result| result.policy.as_ref().map_or("-".to_owned(), value));
-            };
-            let bytes = |bytes: u64| Bytes::new(bytes).to_string();
-            of_policy("host coverage 2m at the end", &|side| share(side.host_coverage_2m_at_end_bp));
-            of_policy("host coverage 2m over time", &|side| share(side.host_coverage_2m_mean_bp));
-            of_policy("bloat at the end", &|side| bytes(side.bloat_at_end_bytes));
-            of_policy("bloat at most", &|side| bytes(side.bloat_at_most_bytes));
-            of_policy("resident at the end", &|side| bytes(side.resident_at_end_bytes));
-            of_policy("plans", &|side| side.plans.to_string());
-            of_policy("copied", &|side| bytes(side.copied_bytes));
-            of_policy("cycles of the actions", &|side| side.cycles_of_actions.to_string());
-            let mut names: Vec<&String> = self
-                .results
-                .iter()
-                .filter_map(|result| result.policy.as_ref())
-                .flat_map(|side| side.outcomes.keys())
-                .collect();
-            names.sort_unstable();
-            names.dedup();
-            names.iter().for_each(|name| of_policy(name, &|side| side.outcomes.get(*name).unwrap_or(&0).to_string()));
+    }
+
+    fn add_policies(&self, rows: &mut Rows<'_>) {
+        let bytes = |bytes: u64| Bytes::new(bytes).to_string();
+        rows.add_of_policy("host coverage 2m at the end", |side| share(side.host_coverage_2m_at_end_bp));
+        rows.add_of_policy("host coverage 2m over time", |side| share(side.host_coverage_2m_mean_bp));
+        rows.add_of_policy("bloat at the end", |side| bytes(side.bloat_at_end_bytes));
+        rows.add_of_policy("bloat at most", |side| bytes(side.bloat_at_most_bytes));
+        rows.add_of_policy("resident at the end", |side| bytes(side.resident_at_end_bytes));
+        rows.add_of_policy("plans", |side| side.plans.to_string());
+        rows.add_of_policy("copied", |side| bytes(side.copied_bytes));
+        rows.add_of_policy("cycles of the actions", |side| side.cycles_of_actions.to_string());
+        let sides = self.results.iter().filter_map(|result| result.policy.as_ref());
+        let names: BTreeSet<&String> = sides.flat_map(|side| side.outcomes.keys()).collect();
+        for name in names {
+            rows.add_of_policy(name, |side| side.outcomes.get(name).unwrap_or(&0).to_string());
         }
-        let _ = writeln!(out, "{rows}");
-        out
     }
 
     fn heading(&self) -> String {
@@ -367,6 +367,31 @@ impl TracedReport {
         };
         let _ = writeln!(out, "{}; simulated", if *is_core_shared { ", with a shared core" } else { "" });
         out
+    }
+}
+
+/// A table with a column per simulation.
+struct Rows<'a> {
+    results: &'a [TracedResult],
+    table: Table,
+}
+
+impl<'a> Rows<'a> {
+    /// The head of a table with these columns.
+    fn of(results: &'a [TracedResult]) -> Rows<'a> {
+        let columns = results.iter().map(|result| format!("{}\n{}", result.machine, result.pages));
+        let header: Vec<String> = std::iter::once("machine\npages".to_owned()).chain(columns).collect();
+        Rows { results, table: table(&header.iter().map(String::as_str).collect::<Vec<_>>()) }
+    }
+
+    fn add(&mut self, name: &str, value: impl Fn(&TracedResult) -> String) {
+        let values = self.results.iter().map(|result| number(value(result)));
+        self.table.add_row(std::iter::once(Cell::new(name)).chain(values));
+    }
+
+    /// Adds a row about the policies; a simulation of fixed pages has a dash in it.
+    fn add_of_policy(&mut self, name: &str, value: impl Fn(&PolicySide) -> String) {
+        self.add(name, |result| result.policy.as_ref().map_or("-".to_owned(), &value));
     }
 }
 

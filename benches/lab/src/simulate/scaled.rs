@@ -82,7 +82,7 @@ const LINE: u64 = 64;
 const WINDOW: u64 = 2 << 20;
 const WORDS_PER_LINE: u64 = LINE / WORD;
 
-/// The largest number in steps of `step` with `bytes` within `limit`; `step` if there is none.
+/// The largest number in steps of `step` with `bytes` within `limit`; `step` if no multiple of it is within.
 fn largest(step: u64, limit: Bytes, bytes: impl Fn(u64) -> u64) -> u64 {
     let is_within = |steps: u64| bytes(steps * step) <= limit.get();
     let (mut fits, mut too_large) = (1, 2);

@@ -26,7 +26,7 @@ pub enum Source {
 pub struct SourceInfo {
     /// Kernel, or kind of stream.
     pub kernel: String,
-    /// Class of the kernel; empty if there is none.
+    /// Class of the kernel; empty if it has no classes.
     pub class: String,
     /// Parameters of the kernel or stream.
     pub parameters: String,

@@ -1,4 +1,5 @@
-//! Settings of the host's khugepaged while a job runs, and the CPU time that it uses.
+//! Settings of the host's khugepaged while a job runs, and the CPU time that it uses. A child holds the settings, and
+//! puts the old ones back however this process ends.
 
 use std::fs;
 use std::path::PathBuf;

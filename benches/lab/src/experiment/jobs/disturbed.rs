@@ -61,13 +61,13 @@ pub(super) fn run(work: &DisturbedGuests, timeout: Duration, interrupts: &Interr
     let hog = work.event.hog_at_the_start().map(Hog::take).transpose().map_err(Failure::Host)?;
     let daemon = (work.keeper == Keeper::Daemon).then(|| Daemon::start(interrupts)).transpose()?;
     let deadline = Deadline { at: Instant::now() + timeout, timeout };
-    let mut scene =
-        Scene { work, place, daemon, interrupts, deadline, guests: vec![], hog, seen: vec![], notes: vec![] };
+    let mut state =
+        RunState { work, place, daemon, interrupts, deadline, guests: vec![], hog, seen: vec![], notes: vec![] };
     for number in 0..work.count {
-        scene.start(number)?;
+        state.start(number)?;
     }
-    let since = scene.disturb()?;
-    let mut measured = scene.end(since)?;
+    let since = state.disturb()?;
+    let mut measured = state.end(since)?;
     let cpu = khugepaged_before.and_then(|before| khugepaged::cpu_time()?.checked_sub(before));
     measured.told.extend(cpu.map(|cpu| (KHUGEPAGED_CPU_S.to_owned(), cpu.as_secs_f64())));
     Ok(measured)
@@ -93,8 +93,8 @@ struct Seen {
     free_huge_pages: u64,
 }
 
-/// Everything that belongs to a run.
-struct Scene<'a> {
+/// The guests of a run, what disturbs them, and what was seen of them.
+struct RunState<'a> {
     work: &'a DisturbedGuests,
     place: Place,
     daemon: Option<Daemon>,
@@ -106,7 +106,7 @@ struct Scene<'a> {
     notes: Vec<String>,
 }
 
-impl Scene<'_> {
+impl RunState<'_> {
     /// Starts a guest and waits until its timed part has begun.
     fn start(&mut self, number: u32) -> Result<(), Failure> {
         let machine = self.machine(&format!("stock-{number}"), None)?;
@@ -363,9 +363,18 @@ mod tests {
         let (place, interrupts) = (Place::make()?, Interrupts::install()?);
         let deadline = Deadline { at: Instant::now() + Duration::from_secs(60), timeout: Duration::from_secs(60) };
         let (work, interrupts) = (&work, &interrupts);
-        let scene =
-            Scene { work, place, daemon, interrupts, deadline, guests: vec![], hog: None, seen: vec![], notes: vec![] };
-        scene.end(None)
+        let state = RunState {
+            work,
+            place,
+            daemon,
+            interrupts,
+            deadline,
+            guests: vec![],
+            hog: None,
+            seen: vec![],
+            notes: vec![],
+        };
+        state.end(None)
     }
 
     #[test]

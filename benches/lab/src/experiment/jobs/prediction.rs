@@ -1,4 +1,5 @@
-//! Runs `wideleaf tlbcost`: the cost of a miss, or the predicted and the measured gain of large pages for a kernel.
+//! Runs `wideleaf-lab tlbcost` or `wideleaf-lab predict` in a process of its own: the cost of a miss, or the predicted
+//! and the measured gain of large pages for a kernel. A result without a measurement is a failure.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use wideleaf_run::interrupts::Interrupts;
 
 /// The part of its report that is used.
 #[derive(Debug, Deserialize)]
-struct Told {
+struct TlbCostResult {
     #[serde(default)]
     cells: Vec<Cost>,
     #[serde(default)]
@@ -23,8 +24,8 @@ struct Told {
 struct Cost {
     agreed: bool,
     levels: Vec<Level>,
-    walk_ticks: Option<Middle>,
-    walk_ns: Option<Middle>,
+    walk_ticks: Option<MedianOnly>,
+    walk_ns: Option<MedianOnly>,
     skipped: Option<String>,
 }
 
@@ -32,12 +33,12 @@ struct Cost {
 struct Level {
     level: u32,
     entries: u64,
-    miss_ticks: Middle,
-    miss_ns: Middle,
+    miss_ticks: MedianOnly,
+    miss_ns: MedianOnly,
 }
 
 #[derive(Debug, Deserialize)]
-struct Middle {
+struct MedianOnly {
     median: f64,
 }
 
@@ -61,8 +62,8 @@ pub(super) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrup
     measured(&child::json(arguments, timeout, interrupts)?)
 }
 
-fn measured(told: &Told) -> Result<Measured, Failure> {
-    match (&told.prediction, told.cells.as_slice()) {
+fn measured(result: &TlbCostResult) -> Result<Measured, Failure> {
+    match (&result.prediction, result.cells.as_slice()) {
         (Some(prediction), _) => Ok(of_prediction(prediction)),
         (None, [cost]) => of_cost(cost),
         (None, cells) => Err(Failure::Input(format!(

@@ -22,8 +22,6 @@ use wideleaf_experiments::results::{Measured, Sample};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 
-use crate::experiment::host_state::KeptState;
-
 mod file;
 mod hot_set;
 mod ours;
@@ -36,7 +34,7 @@ const PACE: Duration = Duration::from_millis(5);
 
 /// Saved guests that later runs continue too.
 #[derive(Debug, Default)]
-pub(in crate::experiment) struct SavedGuests {
+pub(super) struct SavedGuests {
     ours: Option<(Guest, ours::Snapshot)>,
     qemu: Option<(Guest, qemu::SavedFile)>,
 }
@@ -71,8 +69,8 @@ fn percent_large(look: &Look, looks: &[Look]) -> f64 {
 }
 
 /// Continues the guest, after it was saved if no earlier run did so.
-pub(super) fn run(work: &RestoredGuest, kept: &mut KeptState, interrupts: &Interrupts) -> Result<Measured, Failure> {
-    let SavedGuests { ours, qemu } = &mut kept.saved;
+pub(super) fn run(work: &RestoredGuest, kept: &mut SavedGuests, interrupts: &Interrupts) -> Result<Measured, Failure> {
+    let SavedGuests { ours, qemu } = kept;
     let continued = match work.way {
         Way::NeverSaved => ours::never_saved(work, interrupts)?,
         Way::Qemu => {

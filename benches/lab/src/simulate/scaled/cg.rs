@@ -33,13 +33,13 @@ impl Cg {
     /// The largest one within a footprint, with the entries of class C in a row.
     pub fn within(footprint: Bytes) -> Cg {
         let of = |rows| Cg { rows, row_entries: ROW_ENTRIES };
-        of(largest(16, footprint, |rows| of(rows).places().end))
+        of(largest(16, footprint, |rows| of(rows).array_starts().end))
     }
 
-    fn places(self) -> Places {
+    fn array_starts(self) -> ArrayStarts {
         let mut layout = Layout::default();
         let entries = self.rows * self.row_entries;
-        Places {
+        ArrayStarts {
             values: layout.place(entries * WORD),
             columns: layout.place(entries * COLUMN),
             starts: layout.place((self.rows + 1) * COLUMN),
@@ -50,7 +50,7 @@ impl Cg {
 
     /// Its loops, with their words in an iteration.
     pub fn scaled(self) -> Scaled {
-        let Places { vectors: [_, z, p, q, r], end, .. } = self.places();
+        let ArrayStarts { vectors: [_, z, p, q, r], end, .. } = self.array_starts();
         let product = Part {
             name: "product",
             words: ((STEPS + 1) * self.rows * (3 * self.row_entries + 2)) as f64,
@@ -77,7 +77,7 @@ impl Cg {
 
 /// Begin of each array.
 #[derive(Clone, Copy)]
-struct Places {
+struct ArrayStarts {
     values: u64,
     columns: u64,
     starts: u64,
@@ -90,7 +90,7 @@ struct Places {
 /// as the kernel's are.
 struct Product {
     size: Cg,
-    places: Places,
+    arrays: ArrayStarts,
     row: u64,
     /// Number of entries of the row that were followed.
     entry: u64,
@@ -101,7 +101,7 @@ struct Product {
 
 impl Product {
     fn new(size: Cg) -> Product {
-        Product { size, places: size.places(), row: size.rows / 2, entry: 0, columns: vec![], ready: vec![] }
+        Product { size, arrays: size.array_starts(), row: size.rows / 2, entry: 0, columns: vec![], ready: vec![] }
     }
 
     /// Draws the columns of the row: its number is the seed, so each product has the same.
@@ -114,7 +114,7 @@ impl Product {
 
     fn make_ready(&mut self) {
         let Cg { rows, row_entries } = self.size;
-        let Places { values, columns, starts, vectors: [_, _, p, q, _], .. } = self.places;
+        let ArrayStarts { values, columns, starts, vectors: [_, _, p, q, _], .. } = self.arrays;
         if self.entry == row_entries {
             self.ready.push(Access::store(q + self.row * WORD));
             (self.row, self.entry) = ((self.row + 1) % rows, 0);
@@ -164,7 +164,7 @@ mod tests {
                 sum <= words
             })
             .collect();
-        let [_, _, p, q, _] = size.places().vectors;
+        let [_, _, p, q, _] = size.array_starts().vectors;
         assert_eq!(row.last(), Some(&Access::store(q + 50 * WORD)));
         let p = p..q;
         let gathered: Vec<u64> = row.iter().map(|access| access.address).filter(|at| p.contains(at)).collect();

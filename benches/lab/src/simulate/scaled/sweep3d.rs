@@ -28,7 +28,7 @@ const LINES_OF_SHORT_LOOPS: usize = 32 << 10;
 const CELL: u64 = 1 + 4 + 2 * (4 + 3) + 2 * 2 * ANGLES;
 
 /// Begin of each array.
-struct Places {
+struct ArrayStarts {
     total: u64,
     external: u64,
     previous: u64,
@@ -44,10 +44,10 @@ struct Places {
 impl Sweep {
     /// The largest one within a footprint.
     pub fn within(footprint: Bytes) -> Sweep {
-        Sweep { n: largest(1, footprint, |n| Sweep { n }.places().end) }
+        Sweep { n: largest(1, footprint, |n| Sweep { n }.array_starts().end) }
     }
 
-    fn places(self) -> Places {
+    fn array_starts(self) -> ArrayStarts {
         let (cells, faces) = (self.n.pow(3), (self.n + 1).pow(3));
         // The last line of cells ends within a line of each angle.
         let in_flight = (self.n * self.n).next_multiple_of(WORDS_PER_LINE) * ANGLES + WORDS_PER_LINE * ANGLES;
@@ -57,7 +57,7 @@ impl Sweep {
         let (scatter, flux, source) = (place(2 * cells), place(4 * cells), place(4 * cells));
         let (face, phi_j, phi_k) = (place(3 * faces), place(in_flight), place(in_flight));
         let moments = |start: u64| std::array::from_fn(|moment| start + moment as u64 * cells * WORD);
-        Places {
+        ArrayStarts {
             total,
             external,
             previous,
@@ -73,7 +73,7 @@ impl Sweep {
 
     /// Its loops, with their words in an iteration.
     pub fn scaled(self) -> Scaled {
-        let Places { external, previous, scatter, flux, source, faces, end, .. } = self.places();
+        let ArrayStarts { external, previous, scatter, flux, source, faces, end, .. } = self.array_starts();
         let cells = self.n.pow(3);
         let octants = |name, number| Part {
             name,
@@ -106,7 +106,7 @@ impl Sweep {
     /// the longest diagonal on. Lines that run backwards along i visit the same pages.
     fn lines_of(self, octant: u64) -> impl FnMut(&mut Vec<Array>) -> u64 + Send {
         let n = self.n;
-        let Places { total, flux, source, faces, phi_j, phi_k, .. } = self.places();
+        let ArrayStarts { total, flux, source, faces, phi_j, phi_k, .. } = self.array_starts();
         let (mut diagonal, mut k) = (n - 1, 0);
         move |run| {
             let step_j = diagonal - k;
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn all_lines_of_an_octant_are_swept_once_before_any_again() {
         let sweep = Sweep { n: 16 };
-        let total = sweep.places().total;
+        let total = sweep.array_starts().total;
         for octant in [0, 1] {
             let mut next = sweep.lines_of(octant);
             let mut lines: Vec<u64> = (0..16 * 16)

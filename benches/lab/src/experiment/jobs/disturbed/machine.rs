@@ -1,4 +1,5 @@
-//! A QEMU of an experiment with two monitors: one for the experiment, one for wideleafd.
+//! A QEMU of an experiment with two monitors: one for the experiment, one for wideleafd. It ends with its [`Machine`],
+//! and its files are in a temporary folder that goes with the run.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;
@@ -91,7 +92,7 @@ impl Machine {
         command.current_dir(place.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
         let began = Instant::now();
         let denied = (work.keeper == Keeper::KernelWithoutHugePages).then(WithoutHugePages::begin).transpose()?;
-        let mut child = OnlyWhileHeld(Some(command.spawn().map_err(|error| cannot("start QEMU", &error))?));
+        let mut child = KilledOnDrop(Some(command.spawn().map_err(|error| cannot("start QEMU", &error))?));
         drop(denied);
         loop {
             interrupts.check()?;
@@ -160,17 +161,17 @@ impl Drop for Machine {
     }
 }
 
-/// A child that is ended if its monitor never answers.
-struct OnlyWhileHeld(Option<Child>);
+/// A child that is killed when this is dropped: its monitor never answered.
+struct KilledOnDrop(Option<Child>);
 
-impl OnlyWhileHeld {
+impl KilledOnDrop {
     fn has_ended(&mut self) -> Result<Option<ExitStatus>, Failure> {
         let child = self.0.as_mut().expect("it was not taken yet");
         child.try_wait().map_err(|error| cannot("wait for QEMU", &error))
     }
 }
 
-impl Drop for OnlyWhileHeld {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
             let _ = child.kill();

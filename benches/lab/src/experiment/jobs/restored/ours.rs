@@ -1,4 +1,5 @@
-//! `wideleaf run`: saved through its control socket, continued by `--restore`, and never saved.
+//! `wideleaf run`: saved through its control socket, continued by `--restore`, and never saved. The snapshot is in a
+//! temporary folder, which is removed with it.
 
 use std::fs::{self, File};
 use std::path::PathBuf;

@@ -1,10 +1,12 @@
-//! The facts about this host that an experiment is made for.
+//! The facts about this host that an experiment is made for. They are read, and QEMU is asked for its version; nothing
+//! is changed.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::experiment::jobs;
 use wideleaf_experiments::definition::{HostFacts, NodeFacts};
+use wideleaf_experiments::peers::QEMU;
 use wideleaf_measure::environment::Environment;
 use wideleaf_memory::numa::host::HostNodes;
 use wideleaf_memory::pool::HugetlbPools;
@@ -15,11 +17,11 @@ use wideleaf_run::guest;
 /// what is in the page's way to the rest.
 const MAKING_MIB: u64 = 4096;
 
-/// Facts about this host.
-pub(super) fn facts(wants_long_runs: bool) -> HostFacts {
+/// Reads the facts about this host.
+pub(super) fn read(wants_long_runs: bool) -> HostFacts {
     let environment = Environment::capture();
     let is_root = nix::unistd::geteuid().is_root();
-    let qemu = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let qemu = Command::new(QEMU).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let pool_1g = HugetlbPools::of_this_machine().status(PageSize::Giant1G).ok();
     let memory_available_mib = environment.memory_available_kib / 1024;
     HostFacts {
