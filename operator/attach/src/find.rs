@@ -90,13 +90,14 @@ fn list(pids: &[u32]) -> String {
 /// Examines all processes. Those that do not answer are included, with a note.
 ///
 /// # Errors
-/// [`FindError::Proc`] where `/proc` is missing. A process that ends during the scan is left out.
+/// [`FindError`] where `/proc` is missing, or this process lacks files or memory: any process may then be a VM. One that
+/// ends during the scan is left out.
 pub fn all(places: &Places) -> Result<Found, FindError> {
     let error = |source| FindError::Proc { path: places.proc.clone(), source };
     let entries = fs::read_dir(&places.proc).map_err(error)?;
     let mut pids: Vec<u32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
-    let guests = VmProcess::look_at_all(places, pids.into_iter());
+    let guests = VmProcess::look_at_all(places, pids.into_iter())?;
     let hidden = guests.iter().filter_map(|guest| guest.descriptors.as_ref().err()).next();
     let notes = hidden.map(|lost| format!("guests of other programs than QEMU may be missing: {lost}"));
     Ok(Found { guests, notes: notes.into_iter().collect() })

@@ -284,17 +284,30 @@ impl GuestGate {
         if is_watched { FILES_EVERY_WHEN_WATCHED } else { FILES_EVERY }
     }
 
+    /// Where the open files were readable and are not now, since this process has no file left for example, a
+    /// userfaultfd may have been opened.
     fn files_say(&self, age: Duration) -> FilesSay {
-        no_older_than(age, &self.files, || self.read_files())
+        let mut latest = self.files.lock();
+        match *latest {
+            Some((at, files)) if at.elapsed() < age => files,
+            before => {
+                let kept = before.map_or(FilesSay::default(), |(_, files)| files);
+                let files = self.read_files().unwrap_or(FilesSay { has_userfaultfd: true, ..kept });
+                latest.insert((Instant::now(), files)).1
+            }
+        }
     }
 
-    /// Says nothing where its files in `/proc` cannot be read.
-    fn read_files(&self) -> FilesSay {
-        let descriptors = self.process.descriptors_now().unwrap_or_default();
+    /// `None` where they are not readable now. Those that never were say nothing.
+    fn read_files(&self) -> Option<FilesSay> {
+        let descriptors = match &self.process.descriptors {
+            Ok(_) => self.process.descriptors_now().ok()?,
+            Err(_) => self.process.descriptors_now().unwrap_or_default(),
+        };
         let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
         let is_encrypted = self.process.command_line.is_encrypted;
         let why = of_descriptors(&descriptors, pinned, is_encrypted);
-        FilesSay { why, has_userfaultfd: descriptors.has_userfaultfd }
+        Some(FilesSay { why, has_userfaultfd: descriptors.has_userfaultfd })
     }
 
     /// Libvirt's status file of the domain. Where that file is not readable, the job from virsh.
@@ -608,6 +621,21 @@ mod tests {
         std::os::unix::fs::symlink("anon_inode:[userfaultfd]", folder.path().join("proc/7/fd/9")).expect("it is new");
         age_files(&gate, FILES_AGE_FOR_SPLIT);
         assert!(!gate.may_split());
+    }
+
+    #[test]
+    fn nothing_is_split_and_pinned_memory_stays_known_while_the_open_files_are_not_readable() {
+        let (folder, gate) = with_files(&["anon_inode:kvm-vm", "anon_inode:[vfio-device]"]);
+        assert_eq!((gate.state(), gate.may_split()), (GateState::Closed(LeftAlone::Pinned), true));
+        let [there, away] = ["fd", "away"].map(|name| folder.path().join("proc/7").join(name));
+        fs::rename(&there, &away).expect("it was there");
+        age_files(&gate, FILES_EVERY);
+        gate.refresh();
+        assert_eq!((gate.state(), gate.may_split()), (GateState::Closed(LeftAlone::Pinned), false));
+        fs::rename(away, there).expect("it is there");
+        age_files(&gate, FILES_EVERY_WHEN_WATCHED);
+        gate.refresh();
+        assert_eq!((gate.state(), gate.may_split()), (GateState::Closed(LeftAlone::Pinned), true));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod guarantee;
 mod guest_pages;
 mod heat;
 pub mod live_view;
+mod mapping;
 pub mod monitor;
 pub mod mtree;
 pub mod numa;

@@ -20,7 +20,7 @@ use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva};
 
 use crate::command_line::{CommandLine, Returns};
-use crate::process::Mapping;
+use crate::mapping::Mapping;
 
 /// Name that Firecracker has for a guest without one.
 const FIRECRACKERS_DEFAULT: &str = "anonymous-instance";

@@ -33,7 +33,7 @@ use crate::places::Places;
 
 mod mappings;
 
-pub use mappings::Mapping;
+pub use crate::mapping::Mapping;
 
 /// Privileges for examining another process.
 pub(crate) const NEEDED_TO_LOOK: &str = "root, or the user of the process, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH";
@@ -150,19 +150,24 @@ impl VmProcess {
 
     /// Examines many processes, and leaves out those that run no VM or have ended. All that do not answer cost
     /// [`deadline::BRIEF`] together, for each `AT_ONCE` that were not known before.
-    pub fn look_at_all(places: &Places, pids: impl Iterator<Item = u32>) -> Vec<VmProcess> {
-        let seen: Vec<Seen> = pids.filter_map(|pid| Seen::of(places, pid).ok().flatten()).collect();
+    ///
+    /// # Errors
+    /// [`ProcessError`] where this process lacks files or memory: any of them may be a VM.
+    pub fn look_at_all(places: &Places, pids: impl Iterator<Item = u32>) -> Result<Vec<VmProcess>, ProcessError> {
+        let look = |pid| unless_scarce(Seen::of(places, pid)).map(Option::flatten).transpose();
+        let seen = pids.filter_map(look).collect::<Result<Vec<Seen>, ProcessError>>()?;
         let mut arguments: Vec<Option<Result<Vec<String>, NoAnswer>>> =
             seen.iter().map(|seen| seen.known_arguments(places).map(Ok)).collect();
         let unknown: Vec<usize> = (0..seen.len()).filter(|index| arguments[*index].is_none()).collect();
         for some in unknown.chunks(AT_ONCE) {
             let questions = some.iter().map(|index| (seen[*index].key(), seen[*index].question(places)));
             for (index, answer) in some.iter().zip(deadline::ask_all(deadline::BRIEF, questions)) {
-                arguments[*index] = seen[*index].told(places, answer).ok();
+                arguments[*index] = unless_scarce(seen[*index].told(places, answer))?;
             }
         }
         let looked = seen.into_iter().zip(arguments).filter_map(|(seen, told)| Some((seen, told?)));
-        looked.filter_map(|(seen, told)| seen.process(places, told).ok().flatten()).collect()
+        let looked = looked.map(|(seen, told)| unless_scarce(seen.process(places, told)).map(Option::flatten));
+        looked.filter_map(Result::transpose).collect()
     }
 
     /// Whether the process answers a read of its memory at all. A guest that hangs is known after `within`, also
@@ -201,7 +206,7 @@ impl VmProcess {
     /// # Errors
     /// [`Lost`] without the permission.
     pub fn descriptors_now(&self) -> Result<Descriptors, Lost> {
-        descriptors(&self.places, self.pid)
+        read_descriptors(&self.places, self.pid).map_err(lost_descriptors)
     }
 
     /// Locked and pinned memory, and whether THP is off.
@@ -237,7 +242,10 @@ impl Seen {
     fn of(places: &Places, pid: u32) -> Result<Option<Seen>, ProcessError> {
         let error = |source| process_error(pid, source);
         let process = open(places, pid).map_err(error)?;
-        let descriptors = descriptors(places, pid);
+        let descriptors = match read_descriptors(places, pid) {
+            Err(source) if is_scarcity(&source) => return Err(error(ProcError::Io(source, None))),
+            read => read.map_err(lost_descriptors),
+        };
         if descriptors.as_ref().is_ok_and(|descriptors| descriptors.vms.is_empty()) {
             return Ok(None);
         }
@@ -352,6 +360,27 @@ fn open(places: &Places, pid: u32) -> Result<Process, ProcError> {
     Process::new_with_root(places.proc.join(pid.to_string()))
 }
 
+/// `None` in the place of an error of that process alone: it has ended, or does not show itself to this user. The other
+/// errors say nothing about it.
+fn unless_scarce<T>(looked: Result<T, ProcessError>) -> Result<Option<T>, ProcessError> {
+    match looked {
+        Ok(seen) => Ok(Some(seen)),
+        Err(ProcessError::Proc { pid, source }) => match *source {
+            ProcError::Io(error, path) if is_scarcity(&error) => {
+                Err(ProcessError::Proc { pid, source: Box::new(ProcError::Io(error, path)) })
+            }
+            _ => Ok(None),
+        },
+        Err(ProcessError::Gone(_)) => Ok(None),
+    }
+}
+
+/// Whether this process, or its host, has no more files or memory.
+fn is_scarcity(error: &io::Error) -> bool {
+    let scarcities = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|number| scarcities.contains(&Errno::from_raw(number)))
+}
+
 fn process_error(pid: u32, source: ProcError) -> ProcessError {
     match source {
         ProcError::NotFound(_) => ProcessError::Gone(pid),
@@ -399,13 +428,15 @@ fn vmm(program: &str) -> Vmm {
     }
 }
 
+fn lost_descriptors(error: io::Error) -> Lost {
+    Lost { what: "its open files (fd)", why: error.kind().to_string(), needs: NEEDED_TO_LOOK }
+}
+
 /// One `readlink(2)` per file: this runs for every process of the host, and for every guest again and again.
-fn descriptors(places: &Places, pid: u32) -> Result<Descriptors, Lost> {
-    let lost =
-        |error: io::Error| Lost { what: "its open files (fd)", why: error.kind().to_string(), needs: NEEDED_TO_LOOK };
+fn read_descriptors(places: &Places, pid: u32) -> io::Result<Descriptors> {
     let mut found = Descriptors::default();
-    for entry in fs::read_dir(places.proc.join(pid.to_string()).join("fd")).map_err(lost)? {
-        let path = entry.map_err(lost)?.path();
+    for entry in fs::read_dir(places.proc.join(pid.to_string()).join("fd"))? {
+        let path = entry?.path();
         // A file that the process has closed since.
         let Ok(target) = fs::read_link(&path) else { continue };
         let Some(target) = target.to_str() else { continue };
@@ -553,7 +584,7 @@ pub(crate) mod tests {
         hang(&places, 71, "cmdline");
         hang(&places, 72, "cmdline");
         say_domain(&places, "web", 72);
-        let seen = VmProcess::look_at_all(&places, [71, 72, 73].into_iter());
+        let seen = VmProcess::look_at_all(&places, [71, 72, 73].into_iter()).expect("files are free");
         assert_eq!(seen.iter().map(|guest| guest.name.as_str()).collect::<Vec<_>>(), ["71", "web", "vm73"]);
         assert_eq!((seen[1].domain.as_deref(), seen[0].vmm), (Some("web"), Vmm::Qemu));
         let is_silent = seen.iter().map(|guest| guest.no_answer.as_deref().map(|why| why.contains("does not answer")));

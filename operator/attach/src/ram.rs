@@ -23,10 +23,11 @@ use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
 
 use crate::command_line::{Backend, CommandLine};
+use crate::mapping::Mapping;
 use crate::mtree::{PIECES_MAX, ram_pieces};
 use crate::other_vmms;
 use crate::placed::{self, Placed as PlacedOnNodes};
-use crate::process::{Mapping, VmProcess};
+use crate::process::VmProcess;
 use crate::qmp::{Qmp, QmpError, Question};
 
 /// RAM of one guest.

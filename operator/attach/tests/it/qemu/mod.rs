@@ -25,7 +25,12 @@ pub struct Guest(QemuGuest);
 impl Guest {
     /// Starts QEMU with `arguments` and the guest at its work; `more` extends the guest's own command line.
     pub fn start(arguments: &[&str], more: &str) -> Guest {
-        let guest = Guest(QemuGuest::start_as(arguments, &format!("{WORK} {more}"), false).expect("QEMU starts"));
+        Guest::with_kernel(arguments, &format!("{WORK} {more}"))
+    }
+
+    /// As [`Guest::start`], with another work.
+    pub fn with_kernel(arguments: &[&str], kernel: &str) -> Guest {
+        let guest = Guest(QemuGuest::start_as(arguments, kernel, false).expect("QEMU starts"));
         eventually("its monitor", || listens(&guest.qmp()));
         guest
     }
