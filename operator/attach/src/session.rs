@@ -87,6 +87,8 @@ pub struct Settings {
     pub walk: WalkCost,
     /// Bounds on recoveries after a migration, a dirty log, a balloon and the like.
     pub recovery: RecoveryLimits,
+    /// Whether the guest is left alone from the start, until [`Attached::leave_alone`] ends that.
+    pub is_left_alone: bool,
 }
 
 /// Reason why a guest cannot be managed.
@@ -257,6 +259,7 @@ impl Attached {
         let host = Arc::new(host);
         let gate = Arc::new(GuestGate::of(host.clone(), process.clone(), monitor.clone()));
         gate.mappings_say(ram.is_watched);
+        gate.leave_alone(settings.is_left_alone);
         let tables = tables(&settings, &host, monitor.as_ref(), &ram);
         let recoveries = Recoveries::default();
         let heat = WatchedRam::after(None, needs_access(&settings), &host, &ram);

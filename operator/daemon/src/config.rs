@@ -21,8 +21,8 @@ use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
 
 mod pattern;
+mod toml_text;
 mod values;
-mod words;
 
 pub use pattern::Pattern;
 pub use values::{Automatic, Listen, PolicySetting, share_from};

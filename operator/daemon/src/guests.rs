@@ -108,11 +108,12 @@ pub trait Guests: Send + Sync {
     /// Same errors as [`Guests::look`].
     fn windows(&self, found: &Found) -> Result<WindowMap, String>;
 
-    /// Takes it under management. Where `wanted.policy` is `off`, it is only observed from now on.
+    /// Takes it under management. Where `wanted.policy` is `off`, it is only observed from now on. Where
+    /// `is_left_alone`, no page of it is changed until [`Care::leave_alone`] ends that.
     ///
     /// # Errors
     /// One line: what is missing, and what would provide it.
-    fn attach(&self, found: &Found, wanted: &Wanted) -> Result<Box<dyn Care>, String>;
+    fn attach(&self, found: &Found, wanted: &Wanted, is_left_alone: bool) -> Result<Box<dyn Care>, String>;
 }
 
 /// A managed guest. Every call answers at once, from what is known.

@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     };
     if cli.check {
         // The reader may have closed the pipe early.
-        let _ = write!(std::io::stdout(), "{}", config.words());
+        let _ = write!(std::io::stdout(), "{}", config.to_toml());
         return ExitCode::SUCCESS;
     }
     let log = match log_to_standard_error() {

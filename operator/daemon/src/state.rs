@@ -60,6 +60,9 @@ pub struct Remembered {
     pub said: Settings,
     /// Counters of its managers.
     pub work: WorkView,
+    /// Time until which a client asked to leave it alone, in seconds since the epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_alone_until_s: Option<u64>,
 }
 
 /// State of the file at the start.
@@ -146,7 +149,8 @@ mod tests {
     fn state(pid: u32) -> State {
         let process = ProcessId { pid, started_at: 7 };
         let said = Settings { policy: Some("off".into()), ..Settings::default() };
-        let guest = Remembered { process, name: "web".into(), said, work: WorkView::default() };
+        let (name, work) = ("web".into(), WorkView::default());
+        let guest = Remembered { process, name, said, work, left_alone_until_s: Some(9) };
         State { version: VERSION, guests: vec![guest], left: vec![process], ..State::default() }
     }
 

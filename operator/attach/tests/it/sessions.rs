@@ -143,6 +143,20 @@ fn a_guest_that_is_asked_to_be_left_alone_is_not_touched() {
 }
 
 #[test]
+fn a_guest_that_is_left_alone_from_the_start_is_not_touched_by_the_first_tick() {
+    if can_run() {
+        let guest = at_work(&["-M", "microvm", "-m", "128M"]);
+        split_all(&guest);
+        let attached = Attached::start(guest.process(), Settings { is_left_alone: true, ..greedy() }).unwrap();
+        let is_waiting = |reason: &Reason| reason.name == "left_alone_asked" && reason.windows >= 16;
+        eventually("a tick that leaves it alone", || attached.explain().reasons.iter().any(is_waiting));
+        assert_eq!(done(&attached.view()), 0);
+        attached.leave_alone(false);
+        eventually("a promotion", || done(&attached.view()) > 0);
+    }
+}
+
+#[test]
 fn a_guest_has_one_manager_at_a_time() {
     if can_run() {
         let guest = at_work(&["-M", "microvm", "-m", "128M"]);

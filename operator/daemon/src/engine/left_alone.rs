@@ -1,10 +1,10 @@
 //! Guests that a client has left alone for a time, for example while they migrate away.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use wideleaf_control::protocol::LEFT_ALONE_S_MAX;
 
-use super::vm::Vm;
+use super::vm::{LeftAloneUntil, Vm};
 use super::{Engine, told};
 use crate::guests::ProcessId;
 
@@ -19,7 +19,7 @@ impl Engine {
             let vm = table.vms.get_mut(&process).ok_or("the VM has just ended")?;
             let name = &vm.found.name;
             let care = vm.care().ok_or_else(|| format!("{name} manages itself: `wideleaf set {name} policy=off`"))?;
-            vm.left_alone_until = (for_s > 0).then(|| Instant::now() + Duration::from_secs(for_s));
+            vm.left_alone_until = (for_s > 0).then(|| LeftAloneUntil::after(for_s));
             care
         };
         told(&care, |care| care.leave_alone(for_s > 0)).ok_or("the VM has just ended")?;
@@ -30,7 +30,7 @@ impl Engine {
     /// Ends it for guests that were left alone long enough. A guest that is busy with another request has its end at a
     /// later tick.
     pub(super) fn end_of_leaving_alone(&self, now: Instant) {
-        let is_over = |vm: &Vm| vm.left_alone_until.is_some_and(|until| until <= now);
+        let is_over = |vm: &Vm| vm.left_alone_until.is_some_and(|until| until.is_over(now));
         let over: Vec<_> = {
             let table = self.table();
             let over = table.vms.iter().filter(|(_, vm)| is_over(vm));

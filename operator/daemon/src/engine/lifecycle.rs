@@ -8,18 +8,31 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use wideleaf_control::protocol::{ASK_AGAIN, Settings};
 use wideleaf_control::view::{Vmm, WorkView};
 use wideleaf_memory::panicked::caught;
 
-use super::vm::{self, Hands, Vm};
+use super::vm::{self, Hands, LeftAloneUntil, Vm};
 use super::{Engine, leave, now_s, told};
 use crate::config::Wanted;
 use crate::guests::{Found, ProcessId};
 use crate::state::Remembered;
+
+/// What a guest keeps of its earlier managers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Earlier {
+    work: WorkView,
+    left_alone_until: Option<LeftAloneUntil>,
+}
+
+impl Earlier {
+    pub(super) fn of(guest: &Remembered) -> Earlier {
+        let left_alone_until = guest.left_alone_until_s.and_then(LeftAloneUntil::noted);
+        Earlier { work: guest.work.clone(), left_alone_until }
+    }
+}
 
 impl Engine {
     /// Takes up an earlier daemon's guests that are still the same process, and its room in the pools. A guest that
@@ -44,12 +57,14 @@ impl Engine {
     }
 
     fn take_up(&self, pending: Vec<Remembered>, running: &[Found]) {
-        for Remembered { process, name, said, work } in pending {
+        for guest in pending {
+            let earlier = Earlier::of(&guest);
+            let Remembered { process, name, said, .. } = guest;
             // A request may have settled it in between.
             let is_settled = !self.table().pending.iter().any(|pending| pending.process == process);
             match running.iter().find(|found| found.process == process) {
                 _ if is_settled => {}
-                Some(found) if found.no_answer.is_some() || !self.take_or_warn(found, said, work) => {
+                Some(found) if found.no_answer.is_some() || !self.take_or_warn(found, said, earlier) => {
                     self.table().postponed.insert(process);
                     continue;
                 }
@@ -81,8 +96,12 @@ impl Engine {
             table.mistakes.retain(|process, _| is_running(process));
             table.flavors.retain(|process, _| is_running(process));
             table.registered.retain(|process, _| is_running(process));
-            let is_new =
-                |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
+            // An earlier daemon's guest keeps its settings, however long it takes to take it up.
+            let is_new = |found: &Found| {
+                !table.vms.contains_key(&found.process)
+                    && !table.left.contains(&found.process)
+                    && table.remembered(found.process).is_none()
+            };
             // A guest that does not answer may have a name with other rules in the configuration.
             let is_named = |found: &Found| {
                 found.vmm != Vmm::Wideleaf
@@ -94,7 +113,7 @@ impl Engine {
         for found in &came {
             // Taking the ones before it may have taken so long that an operator has detached it.
             if !self.table().left.contains(&found.process) {
-                self.take_or_warn(found, Settings::default(), WorkView::default());
+                self.take_or_warn(found, Settings::default(), Earlier::default());
             }
         }
         let given_back = self.give_back_abandoned();
@@ -103,8 +122,8 @@ impl Engine {
     }
 
     /// Takes a guest under management, and returns whether it is. Logs a refusal once; the next scouting tries again.
-    fn take_or_warn(&self, found: &Found, said: Settings, work: WorkView) -> bool {
-        let refusal = self.take(found, said, work).err();
+    fn take_or_warn(&self, found: &Found, said: Settings, earlier: Earlier) -> bool {
+        let refusal = self.take(found, said, earlier).err();
         let mut table = self.table();
         let before = match &refusal {
             Some(error) => table.refused.insert(found.process, error.clone()),
@@ -119,7 +138,7 @@ impl Engine {
 
     /// Takes a guest under management, which may take seconds. A guest that is managed already gets the
     /// settings and stays.
-    pub(super) fn take(&self, found: &Found, said: Settings, before: WorkView) -> Result<(), String> {
+    pub(super) fn take(&self, found: &Found, said: Settings, earlier: Earlier) -> Result<(), String> {
         if found.vmm == Vmm::Wideleaf {
             return Err("the guest runs under `wideleaf run`, which has a manager of its own".into());
         }
@@ -135,25 +154,16 @@ impl Engine {
             }
             wanted
         };
-        self.attach_as(found, said, wanted, before, None)
+        self.attach_as(found, said, wanted, earlier)
     }
 
     /// Attaches a guest that is marked as being attached, and puts it on the table. It is left alone from the start
     /// where a client has asked for that.
-    fn attach_as(
-        &self,
-        found: &Found,
-        said: Settings,
-        wanted: Wanted,
-        before: WorkView,
-        left_alone_until: Option<Instant>,
-    ) -> Result<(), String> {
+    fn attach_as(&self, found: &Found, said: Settings, wanted: Wanted, earlier: Earlier) -> Result<(), String> {
+        let Earlier { work: before, left_alone_until } = earlier;
         // A panic on unexpected data of a guest must not prevent another attempt.
         let taken = caught(|| {
-            let mut care = self.doors.guests.attach(found, &wanted)?;
-            if left_alone_until.is_some() {
-                care.leave_alone(true);
-            }
+            let mut care = self.doors.guests.attach(found, &wanted, left_alone_until.is_some())?;
             let view = care.view();
             let hands = Hands::Attached(Arc::new(Mutex::new(Some(care))));
             Ok(Vm::new(found.clone(), said, wanted, before, hands, view))
@@ -188,7 +198,7 @@ impl Engine {
             if !table.being_attached.insert(found.process) {
                 return Err(format!("the guest is being attached already; {ASK_AGAIN}"));
             }
-            // If this daemon is killed now, the next one takes the guest up.
+            // If this daemon is killed now, the next one takes the guest up. It stays until it is attached.
             table.pending.push(earlier.clone());
             (wanted, table.vms.remove(&found.process), key, earlier)
         };
@@ -196,14 +206,19 @@ impl Engine {
         let (was, left_alone_until) = vm.as_ref().map(|vm| (vm.wanted.clone(), vm.left_alone_until)).unzip();
         let left_alone_until = left_alone_until.flatten();
         vm.as_ref().and_then(Vm::care).iter().for_each(leave);
-        let attached = self.attach_as(found, said.clone(), wanted, earlier.work.clone(), left_alone_until);
+        let kept = Earlier { work: earlier.work.clone(), left_alone_until };
+        let attached = self.attach_as(found, said.clone(), wanted, kept.clone());
         if let (Err(error), Some(was)) = (&attached, was) {
             tracing::warn!("{} (pid {}) is attached as before: {error}", found.name, found.process.pid);
             self.table().being_attached.insert(found.process);
-            let again = self.attach_as(found, earlier.said, was, earlier.work, left_alone_until);
-            again.unwrap_or_else(|error| tracing::warn!("{} is no longer managed: {error}", found.name));
+            if let Err(error) = self.attach_as(found, earlier.said, was, kept) {
+                // Its earlier manager may hang at the guest, and hold it until then. Each scouting tries again.
+                tracing::warn!("{} (pid {}) is not managed for now: {error}", found.name, found.process.pid);
+                let mut table = self.table();
+                table.postponed.insert(found.process);
+                table.refused.insert(found.process, error);
+            }
         }
-        self.table().pending.retain(|guest| guest.process != found.process);
         attached.map(|()| true)
     }
 

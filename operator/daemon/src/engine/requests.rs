@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use wideleaf_control::protocol::{ASK_AGAIN, Answer, Limits, LiveReport, Reply, Request, Settings, Target};
 use wideleaf_control::view::{self, DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
+use super::lifecycle::Earlier;
 use super::offer::Offer;
 use super::vm::{self, Hands, Vm};
 use super::{Engine, Table, told};
@@ -63,7 +64,10 @@ impl Answers for Service {
                 "user {uid} may only read: root and members of socket.group may make changes"
             ));
         }
-        let is_to_be_kept = matches!(request, Request::Set { .. } | Request::Attach { .. } | Request::Detach { .. });
+        let is_to_be_kept = matches!(
+            request,
+            Request::Set { .. } | Request::Attach { .. } | Request::Detach { .. } | Request::LeaveAlone { .. }
+        );
         let answer = match self.engine.answer(connection, peer, request) {
             Ok(answer) => answer,
             Err(why) => return Reply::Error(why),
@@ -303,14 +307,18 @@ impl Engine {
         }
     }
 
-    /// A guest that the client names by its monitor is also managed over that monitor.
+    /// A guest that the client names by its monitor is also managed over that monitor. One that an earlier daemon managed
+    /// keeps the settings that the client leaves out.
     fn attach(&self, target: &Target, mut settings: Settings) -> Result<Found, String> {
         let found = self.doors.guests.resolve(target)?;
         if let (Target::Qmp(path), None) = (target, &settings.qmp) {
             settings.qmp = Some(path.clone());
         }
-        let work = self.table().remembered(found.process).map(|guest| guest.work).unwrap_or_default();
-        self.take(&found, settings, work)?;
+        let earlier = self.table().remembered(found.process);
+        if let Some(earlier) = &earlier {
+            settings = vm::merged(&earlier.said, &settings);
+        }
+        self.take(&found, settings, earlier.as_ref().map(Earlier::of).unwrap_or_default())?;
         self.save();
         Ok(found)
     }
@@ -336,13 +344,13 @@ impl Engine {
                 tracing::info!("{domain} (pid {pid}) is not managed: attach.automatic = {automatic} does not name it");
             }
             let settings = (said.is_some() || is_named).then(|| vm::merged(settings, &said.unwrap_or_default()));
-            settings.map(|settings| (settings, earlier.map(|guest| guest.work).unwrap_or_default()))
+            settings.map(|settings| (settings, earlier.as_ref().map(Earlier::of).unwrap_or_default()))
         };
-        let taken = settings.map_or(Ok(()), |(settings, work)| {
+        let taken = settings.map_or(Ok(()), |(settings, earlier)| {
             let found = Found { domain: Some(domain.clone()), is_name_anothers: false, ..found };
             match self.take_anew(&found, &settings)? {
                 true => Ok(()),
-                false => self.take(&found, settings, work),
+                false => self.take(&found, settings, earlier),
             }
         });
         self.save();

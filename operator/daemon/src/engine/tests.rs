@@ -798,13 +798,23 @@ fn invalid_metadata_leave_a_guest_as_it_was() {
     let refused = bench.ask(started_with_monitor(10, "web", "nonsense")).expect_err("there is no such policy");
     assert!(refused.contains("no policy \"nonsense\""), "{refused}");
     assert_eq!((bench.guests.guest(10).attached, bench.managed().len()), (1, 1));
-    // It can no longer be attached: then it is unmanaged, and the next scouting tries again.
-    bench.guests.change(10, |guest| guest.attach_error = Some("needs CAP_SYS_NICE".into()));
-    assert_eq!(bench.ask(started_with_monitor(10, "web", "greedy")), Err("needs CAP_SYS_NICE".into()));
-    assert_eq!((bench.managed().len(), bench.state().guests.len()), (0, 0));
+}
+
+#[test]
+fn a_guest_that_cannot_be_attached_again_keeps_its_settings_until_it_can() {
+    let bench = Bench::new("");
+    bench.guests.start_domain(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.set("web", "coverage").expect("it is managed");
+    // Its earlier manager hangs at the guest, and still holds it.
+    bench.guests.change(10, |guest| guest.attach_error = Some("it has a manager already".into()));
+    assert_eq!(bench.ask(started_with_monitor(10, "web", "greedy")), Err("it has a manager already".into()));
+    assert_eq!((bench.managed().len(), bench.state().guests.len()), (0, 1));
+    bench.scout();
+    assert_eq!((bench.managed().len(), bench.state().guests.len()), (0, 1));
     bench.guests.change(10, |guest| guest.attach_error = None);
     bench.scout();
-    assert_eq!(bench.managed(), ["web"]);
+    assert_eq!((bench.managed(), bench.list()[0].policy.as_deref()), (vec!["web".to_owned()], Some("coverage")));
 }
 
 mod killed;
@@ -812,7 +822,7 @@ mod left_alone;
 mod market;
 mod metadata;
 mod registered;
-mod rooms;
+mod reservations;
 mod starting;
 mod supplying;
 mod trading;

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, may_promote, pursuit_policy};
-use wideleaf_control::protocol::{Limits, PriceOfHugePage, SettingName, Settings};
+use wideleaf_control::protocol::{LEFT_ALONE_S_MAX, Limits, PriceOfHugePage, SettingName, Settings};
 use wideleaf_control::view::{BackingView, Care, VmView, WorkView};
 use wideleaf_policies::market::Allowances;
 use wideleaf_policies::node::NODES_MAX;
 use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice, NodeId, PerTenThousand, TouchedFrom};
 
-use super::SharedCare;
 use super::offer::Offer;
 use super::reported::ReportedWindows;
+use super::{SharedCare, now_s};
 use crate::config::{PolicySetting, Wanted};
 use crate::guests::{Found, WindowCounts};
 use crate::metrics::LARGE;
@@ -22,6 +22,30 @@ use crate::persistent_counters;
 use crate::server::ConnectionId;
 use crate::share::Claim;
 use crate::state::Remembered;
+
+/// Time at which a guest is no longer left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LeftAloneUntil {
+    at: Instant,
+    /// The same in seconds since the epoch, for the next daemon.
+    at_s: u64,
+}
+
+impl LeftAloneUntil {
+    pub(super) fn after(seconds: u64) -> LeftAloneUntil {
+        LeftAloneUntil { at: Instant::now() + Duration::from_secs(seconds), at_s: now_s().saturating_add(seconds) }
+    }
+
+    /// As an earlier daemon noted it. A clock that was set back makes it no longer than a client may ask for.
+    pub(super) fn noted(at_s: u64) -> Option<LeftAloneUntil> {
+        let left = at_s.saturating_sub(now_s()).min(LEFT_ALONE_S_MAX);
+        (left > 0).then(|| LeftAloneUntil::after(left))
+    }
+
+    pub(super) fn is_over(self, now: Instant) -> bool {
+        self.at <= now
+    }
+}
 
 /// Manager of its pages.
 pub(super) enum Hands {
@@ -67,7 +91,7 @@ pub(super) struct Vm {
     /// Number of free huge pages that `/proc/buddyinfo` does not count, until its process is told of them.
     pub(super) promised: u64,
     /// Time at which it is no longer left alone as a client asked; `None` where no client asked.
-    pub(super) left_alone_until: Option<Instant>,
+    pub(super) left_alone_until: Option<LeftAloneUntil>,
     /// Held while its settings are changed, so that no change is made from settings that another one replaces.
     pub(super) setting: Arc<Mutex<()>>,
     watch: GuaranteeWatch,
@@ -317,6 +341,7 @@ impl Vm {
             name: self.found.name.clone(),
             said: self.said.clone(),
             work: persistent_counters::totals(&work),
+            left_alone_until_s: self.left_alone_until.map(|until| until.at_s),
         })
     }
 

@@ -104,6 +104,9 @@ impl FakeGuest {
     }
 }
 
+/// Reason why a manager leaves a guest alone at a client's request.
+const ASKED: &str = "this was asked for";
+
 /// Path of the monitor of a guest with that name.
 pub fn monitor_of(name: &str) -> PathBuf {
     PathBuf::from(format!("/run/{name}.qmp"))
@@ -234,7 +237,7 @@ impl Guests for FakeGuests {
         Ok(self.guest(found.process.pid).windows())
     }
 
-    fn attach(&self, found: &Found, wanted: &Wanted) -> Result<Box<dyn Care>, String> {
+    fn attach(&self, found: &Found, wanted: &Wanted, is_left_alone: bool) -> Result<Box<dyn Care>, String> {
         let pid = found.process.pid;
         if let Some(error) = self.once_free(pid).attach_error {
             return Err(error);
@@ -243,6 +246,7 @@ impl Guests for FakeGuests {
             guest.attached += 1;
             guest.policy = Some(wanted.policy.clone());
             guest.qmp = wanted.qmp.clone();
+            guest.left_alone = is_left_alone.then(|| ASKED.to_owned());
         });
         Ok(Box::new(FakeCare { guests: self.clone(), pid }))
     }
@@ -300,7 +304,7 @@ impl Care for FakeCare {
     }
 
     fn leave_alone(&mut self, is_asked: bool) {
-        let reason = is_asked.then(|| "this was asked for".to_owned());
+        let reason = is_asked.then(|| ASKED.to_owned());
         self.guests.change(self.pid, |guest| guest.left_alone = reason);
     }
 

@@ -73,7 +73,7 @@ impl Guests for RealGuests {
         self.survey(found).map(|survey| survey.windows())
     }
 
-    fn attach(&self, found: &Found, wanted: &Wanted) -> Result<Box<dyn Care>, String> {
+    fn attach(&self, found: &Found, wanted: &Wanted, is_left_alone: bool) -> Result<Box<dyn Care>, String> {
         let settings = session::Settings {
             policy: choice(&wanted.policy),
             may_collapse_shared: wanted.collapse_shared,
@@ -81,6 +81,7 @@ impl Guests for RealGuests {
             limits: BudgetLimits::default(),
             walk: self.walk.cost,
             recovery: wanted.recovery,
+            is_left_alone,
         };
         let attached = Attached::start(self.process(found)?, settings).map_err(|error| error.to_string())?;
         Ok(Box::new(RealCare { attached, wanted: wanted.clone() }))

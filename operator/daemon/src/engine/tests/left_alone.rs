@@ -1,6 +1,9 @@
 //! Guests that a client has left alone for a time.
 
+use wideleaf_control::protocol::LEFT_ALONE_S_MAX;
+
 use super::*;
+use crate::engine::vm::LeftAloneUntil;
 
 #[test]
 fn a_guest_is_left_alone_until_the_time_is_over_or_a_client_ends_it() {
@@ -41,4 +44,31 @@ fn a_guest_that_is_attached_again_is_left_alone_as_long_as_a_client_asked() {
     bench.engine.end_of_leaving_alone(Instant::now() + Duration::from_secs(61));
     bench.tick_at(1);
     assert_eq!(bench.list()[0].care, CareView::Managed);
+}
+
+#[test]
+fn a_guest_that_is_left_alone_stays_so_under_the_next_daemon_for_the_rest_of_the_time() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    let ask = |bench: &Bench, for_s| {
+        bench.ask(Request::LeaveAlone { vm: "web".into(), for_s }).expect("it is managed");
+    };
+    ask(&bench, 60);
+    // Killed right after the answer.
+    let bench = bench.restarted();
+    assert!(matches!(bench.list()[0].care, CareView::LeftAlone { .. }));
+    bench.engine.end_of_leaving_alone(Instant::now() + Duration::from_secs(61));
+    bench.tick_at(1);
+    assert_eq!(bench.list()[0].care, CareView::Managed);
+    ask(&bench, 60);
+    ask(&bench, 0);
+    assert_eq!(bench.restarted().list()[0].care, CareView::Managed);
+}
+
+#[test]
+fn a_clock_that_was_set_back_leaves_no_guest_alone_for_longer_than_a_client_may_ask_for() {
+    assert_eq!(LeftAloneUntil::noted(0), None, "its time has passed");
+    let until = LeftAloneUntil::noted(u64::MAX).expect("its time has not come");
+    assert!(until.is_over(Instant::now() + Duration::from_secs(LEFT_ALONE_S_MAX)));
 }

@@ -114,6 +114,29 @@ fn a_guest_that_cannot_be_taken_up_at_once_keeps_its_settings_until_it_can() {
 }
 
 #[test]
+fn a_guest_that_the_configuration_names_keeps_its_settings_too_while_it_cannot_be_taken_up() {
+    let earlier = not_looked_yet();
+    let mut state = earlier.state();
+    // A policy of a later release.
+    state.guests[0].said.policy = Some("unheard-of".into());
+    state::save(&state_path(earlier.folder.path()), &state).expect("the test's own folder");
+    let Bench { folder, guests, pools, .. } = earlier;
+    let bench = Bench::on(folder, guests, pools, "[attach]\nautomatic = \"all\"");
+    bench.scout();
+    assert_eq!((bench.managed(), bench.state().guests), (vec![], state.guests));
+}
+
+#[test]
+fn a_guest_that_could_not_be_taken_up_and_is_attached_by_an_operator_keeps_its_other_settings() {
+    let bench = begun_where(|guest| guest.attach_error = Some("its map is locked".into()));
+    bench.guests.change(10, |guest| guest.attach_error = None);
+    let settings = Settings { guarantee: Some("90%".into()), ..Settings::default() };
+    bench.ask(Request::Attach { target: Target::Pid(10), settings }).expect("it answers by now");
+    let vm = bench.list().remove(0);
+    assert_eq!((vm.policy.as_deref(), vm.guarantee), (Some("greedy"), Guarantee::Coverage(9_000)));
+}
+
+#[test]
 fn a_guest_that_can_never_be_taken_up_is_given_up_on_request() {
     let bench = begun_where(|guest| guest.attach_error = Some("another program manages it".into()));
     bench.ask(Request::Detach { vm: "web".into() }).expect("it is given up");

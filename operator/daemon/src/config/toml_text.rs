@@ -1,5 +1,5 @@
-//! The configuration in the file's own words: `wideleafd --check` prints it, and it reads as the
-//! same configuration again.
+//! The configuration as the text of a file: `wideleafd --check` prints it, and it reads as the same configuration
+//! again.
 
 use std::fmt::{Display, Write as _};
 use std::time::Duration;
@@ -12,8 +12,8 @@ use super::{
 };
 
 impl Config {
-    /// The whole configuration; unset keys are left out.
-    pub fn words(&self) -> String {
+    /// The whole configuration as TOML; unset keys are left out.
+    pub fn to_toml(&self) -> String {
         // Destructured, so that a new key cannot be forgotten here.
         let Config { budget, recovery, host, supply, socket, metrics, state, attach, defaults, vm } = self;
         let BudgetConfig { copy_per_second, cpu_share } = budget;
@@ -25,74 +25,74 @@ impl Config {
         let StateConfig { path: state_path } = state;
         let AttachConfig { automatic, interval } = attach;
         let Defaults { policy, guarantee, grace, collapse_shared } = defaults;
-        let mut words = Words::default();
-        words.section("[budget]");
-        words.say("copy_per_second", quoted(size(*copy_per_second)));
-        words.say("cpu_share", quoted(share(*cpu_share)));
-        words.section("[recovery]");
-        words.say("burst", burst);
-        words.say("longest", quoted(time(*longest)));
-        words.section("[host]");
-        words.say("low_free", quoted(size(*low_free)));
-        words.say("high_free", quoted(size(*high_free)));
-        words.section("[supply]");
-        words.say("cpu_share", quoted(share(*supply_share)));
-        words.say("low_blocks", low_blocks);
-        words.say("high_blocks", high_blocks);
-        words.say("reserve_for", quoted(time(*reserve_for)));
-        words.section("[socket]");
-        words.say("path", quoted(path.display()));
-        words.say("mode", quoted(format!("{mode:04o}")));
-        words.say_if("group", group.as_ref().map(quoted));
-        words.section("[metrics]");
-        words.say("listen", quoted(listen));
-        words.say("mode", quoted(format!("{metrics_mode:04o}")));
-        words.section("[state]");
-        words.say("path", quoted(state_path.display()));
-        words.section("[attach]");
-        words.say("automatic", names(automatic));
-        words.say("interval", quoted(time(*interval)));
-        words.section("[defaults]");
-        words.say("policy", quoted(policy));
-        words.say("guarantee", quoted(guarantee));
-        words.say("grace", quoted(time(*grace)));
-        words.say("collapse_shared", collapse_shared);
-        vm.iter().for_each(|rule| words.rule(rule));
-        words.0
+        let mut text = TomlText::default();
+        text.section("[budget]");
+        text.key("copy_per_second", quoted(size(*copy_per_second)));
+        text.key("cpu_share", quoted(share(*cpu_share)));
+        text.section("[recovery]");
+        text.key("burst", burst);
+        text.key("longest", quoted(time(*longest)));
+        text.section("[host]");
+        text.key("low_free", quoted(size(*low_free)));
+        text.key("high_free", quoted(size(*high_free)));
+        text.section("[supply]");
+        text.key("cpu_share", quoted(share(*supply_share)));
+        text.key("low_blocks", low_blocks);
+        text.key("high_blocks", high_blocks);
+        text.key("reserve_for", quoted(time(*reserve_for)));
+        text.section("[socket]");
+        text.key("path", quoted(path.display()));
+        text.key("mode", quoted(format!("{mode:04o}")));
+        text.key_if("group", group.as_ref().map(quoted));
+        text.section("[metrics]");
+        text.key("listen", quoted(listen));
+        text.key("mode", quoted(format!("{metrics_mode:04o}")));
+        text.section("[state]");
+        text.key("path", quoted(state_path.display()));
+        text.section("[attach]");
+        text.key("automatic", names(automatic));
+        text.key("interval", quoted(time(*interval)));
+        text.section("[defaults]");
+        text.key("policy", quoted(policy));
+        text.key("guarantee", quoted(guarantee));
+        text.key("grace", quoted(time(*grace)));
+        text.key("collapse_shared", collapse_shared);
+        vm.iter().for_each(|rule| text.rule(rule));
+        text.0
     }
 }
 
 #[derive(Default)]
-struct Words(String);
+struct TomlText(String);
 
-impl Words {
+impl TomlText {
     fn section(&mut self, header: &str) {
         let gap = if self.0.is_empty() { "" } else { "\n" };
         self.write(format_args!("{gap}{header}\n"));
     }
 
-    fn say(&mut self, key: &str, value: impl Display) {
-        self.write(format_args!("{key} = {value}\n"));
+    fn key(&mut self, name: &str, value: impl Display) {
+        self.write(format_args!("{name} = {value}\n"));
     }
 
-    fn say_if(&mut self, key: &str, value: Option<impl Display>) {
+    fn key_if(&mut self, name: &str, value: Option<impl Display>) {
         if let Some(value) = value {
-            self.say(key, value);
+            self.key(name, value);
         }
     }
 
     fn rule(&mut self, rule: &VmRule) {
         let VmRule { name, flavor, policy, guarantee, collapse_shared, qmp, weight, copy_per_second, bloat_max } = rule;
         self.section("[[vm]]");
-        self.say_if("name", name.as_ref().map(quoted));
-        self.say_if("flavor", flavor.as_ref().map(quoted));
-        self.say_if("policy", policy.as_ref().map(quoted));
-        self.say_if("guarantee", guarantee.as_ref().map(quoted));
-        self.say_if("collapse_shared", *collapse_shared);
-        self.say_if("qmp", qmp.as_ref().map(|path| quoted(path.display())));
-        self.say_if("weight", *weight);
-        self.say_if("copy_per_second", copy_per_second.map(|bytes| quoted(size(bytes))));
-        self.say_if("bloat_max", bloat_max.map(|bytes| quoted(size(bytes))));
+        self.key_if("name", name.as_ref().map(quoted));
+        self.key_if("flavor", flavor.as_ref().map(quoted));
+        self.key_if("policy", policy.as_ref().map(quoted));
+        self.key_if("guarantee", guarantee.as_ref().map(quoted));
+        self.key_if("collapse_shared", *collapse_shared);
+        self.key_if("qmp", qmp.as_ref().map(|path| quoted(path.display())));
+        self.key_if("weight", *weight);
+        self.key_if("copy_per_second", copy_per_second.map(|bytes| quoted(size(bytes))));
+        self.key_if("bloat_max", bloat_max.map(|bytes| quoted(size(bytes))));
     }
 
     fn write(&mut self, text: std::fmt::Arguments<'_>) {
@@ -138,8 +138,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn reads_the_same(config: &Config) {
-        let words = config.words();
-        assert_eq!(Config::parse(&words).as_ref(), Ok(config), "{words}");
+        let text = config.to_toml();
+        assert_eq!(Config::parse(&text).as_ref(), Ok(config), "{text}");
     }
 
     #[test]
