@@ -1,7 +1,7 @@
 //! Writes a report in the requested forms. Places are tried before anything runs, so that a typo does not cost an
 //! hour of runs.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf, absolute};
 
 use clap::{Args, ValueEnum};
 use wideleaf::output::{print, say};
@@ -119,10 +119,25 @@ fn put_pictures(folder: &Path, report: &Report) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Path from a file to a folder, for links.
+/// Path of a folder for links in a file; without a file, for links from the present folder.
 fn as_found_from(file: Option<&Path>, folder: &Path) -> String {
-    let beside = file.and_then(Path::parent).and_then(|parent| folder.strip_prefix(parent).ok());
-    beside.unwrap_or(folder).display().to_string()
+    let path = file.and_then(Path::parent).and_then(|parent| relative(parent, folder));
+    path.as_deref().unwrap_or(folder).display().to_string()
+}
+
+/// Path of `to` as seen from the folder `from`, or its absolute path where `from` leads up by `..`; `None` where the
+/// present folder is unknown.
+fn relative(from: &Path, to: &Path) -> Option<PathBuf> {
+    // An empty path, the parent of a plain name, is no absolute one.
+    let (from, to) = (absolute(Path::new(".").join(from)).ok()?, absolute(to).ok()?);
+    let shared = from.components().zip(to.components()).take_while(|(from, to)| from == to).count();
+    let mut down = from.components().skip(shared);
+    if down.clone().any(|part| part == Component::ParentDir) {
+        return Some(to);
+    }
+    let up = std::iter::from_fn(|| down.next().map(|_| Component::ParentDir));
+    let path: PathBuf = up.chain(to.components().skip(shared)).collect();
+    Some(if path.as_os_str().is_empty() { ".".into() } else { path })
 }
 
 #[cfg(test)]
@@ -135,5 +150,9 @@ mod tests {
         assert_eq!(found(Some("paper/report.md"), "paper/pictures"), "pictures");
         assert_eq!(found(Some("report.md"), "pictures"), "pictures");
         assert_eq!(found(None, "paper/pictures"), "paper/pictures");
+        assert_eq!(found(Some("paper/report.md"), "paper"), ".", "beside the text");
+        assert_eq!(found(Some("text/report.md"), "pictures"), "../pictures");
+        assert_eq!(found(Some("/a/b/c/report.md"), "/a/pictures"), "../../pictures");
+        assert!(found(Some("../report.md"), "pictures").ends_with("/pictures"), "a link may be anywhere");
     }
 }

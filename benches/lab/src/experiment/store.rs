@@ -191,9 +191,11 @@ impl Store {
         self.add(run, elapsed_s)
     }
 
-    /// Marks the results as complete.
+    /// Ends the experiment's own time: the results are complete if every case has its first round.
     pub(super) fn complete(&mut self) -> Result<(), Failure> {
-        self.stored.results.is_complete = true;
+        let results = &mut self.stored.results;
+        let left = schedule::left(&results.experiment, &results.runs);
+        results.is_complete = left.iter().all(|turn| turn.round > 1);
         self.write()
     }
 
@@ -354,6 +356,18 @@ mod tests {
         store.add(measured(2), 2.0).expect("stored");
         let not_controlled = read(&path).expect("whole").results.environment.not_controlled;
         assert!(not_controlled.iter().any(|what| what.starts_with("changes between sessions: continued on 20")));
+    }
+
+    #[test]
+    fn an_experiment_without_a_first_round_of_each_case_is_not_complete_when_its_own_time_ends() {
+        let (_folder, path, mut store) = new_file();
+        let is_complete = || read(&path).expect("whole").results.is_complete;
+        store.complete().expect("stored");
+        assert!(!is_complete(), "nothing was run");
+        store.add(measured(1), 1.0).expect("stored");
+        assert!(!is_complete(), "its time has not ended");
+        store.complete().expect("stored");
+        assert!(is_complete(), "a shorter experiment");
     }
 
     #[test]
