@@ -18,7 +18,7 @@ use regex::Regex;
 use super::root;
 
 /// Crates without circles, by folder.
-const CRATES: [&str; 24] = [
+const CRATES: [&str; 25] = [
     "policies",
     "memory",
     "snapshot",
@@ -26,6 +26,7 @@ const CRATES: [&str; 24] = [
     "testing",
     "run",
     "cli",
+    "operator/attach",
     "operator/control",
     "operator/daemon",
     "operator/node",
