@@ -15,7 +15,7 @@ const OF_BEST_MIN: f64 = 0.95;
 /// Lowest total speed as a ratio to greedy and to khugepaged.
 const OF_FIRST_COME_MIN: f64 = 1.15;
 /// Lowest total speed as a ratio to any other arm that a host could have.
-const OF_OTHERS_MIN: f64 = 1.1;
+const TO_OTHER_ARMS_MIN: f64 = 1.1;
 /// Lowest speed of a guest as a ratio to that under never.
 const OF_NEVER_MIN: f64 = 1.0 - Equivalence::MARGIN;
 
@@ -108,7 +108,7 @@ fn bars(results: &Results, cases: &[&str]) -> Vec<Bar> {
             to(BEST, OF_BEST_MIN),
             to(GREEDY, OF_FIRST_COME_MIN),
             to(HOST_THP, OF_FIRST_COME_MIN),
-            Bar::new(to_all, ratio(lowest), Limit::AtLeast(OF_OTHERS_MIN)),
+            Bar::new(to_all, ratio(lowest), Limit::AtLeast(TO_OTHER_ARMS_MIN)),
         ]
     });
     let of_plenty = cases.iter().filter(|case| **case == PLENTY).flat_map(|case| {
