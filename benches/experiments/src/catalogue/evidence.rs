@@ -195,6 +195,8 @@ fn by_node(results: &Results) -> Section {
 fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
     let chase = |options: &[&str]| Cell::of(Job::tlbcost(&[&["tlbcost"], options].concat(), CHASE_S));
     let chase_2m = |options: &[&str]| match walks::chase_2m(host) {
+        // One table is walked, and such a host needs minutes for this footprint: rounds are worth more.
+        _ if host.paging == "shadow" => chase(options),
         Ok(bytes) => chase(&[options, &bytes].concat()),
         Err(why) => Cell::Absent(why),
     };
@@ -451,6 +453,8 @@ mod tests {
         assert!(on_2m.ends_with("--guest-page 2m --host-page 2m --bytes 8G"), "{on_2m}");
         assert!(on_1g.contains("needs ten pages of 1 GiB: `wideleaf tlbcost --guest --guest-page 2m"), "{on_1g}");
         let small = HostFacts { memory_available_mib: 4 << 10, ..large };
+        let shadow = HostFacts { paging: "shadow".into(), ..small.clone() };
+        assert!(options(&shadow, "2m")[0].ends_with("--native --host-page 2m"), "a process on a host of one table");
         let few = options(&small, "2m");
         assert!([0, 2].iter().all(|cell| few[*cell].contains("this host has 4096 MiB available")), "{few:?}");
         assert!(options(&small, "4k").iter().all(|command| !command.contains("--bytes")), "4 KiB pages need little");
