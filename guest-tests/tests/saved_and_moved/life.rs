@@ -19,6 +19,8 @@ const PAUSE: &str = "--pause=60s";
 /// A migration that leaves pages behind: what a guest writes in a round of some seconds does not fit into the pause.
 const POST_COPY: [&str; 3] = ["--postcopy=1", "--pause=3s", "--bytes-per-second=4M"];
 const DISK_BYTES: u64 = 8 << 20;
+/// Most snapshots below one here.
+const BASES_MAX: u32 = 3;
 
 /// Number of network cards so far: no two of this process have one name.
 static CARDS: AtomicU32 = AtomicU32::new(0);
@@ -120,6 +122,10 @@ pub struct Life {
     /// Number of the disk's file, which a restore replaces by the copy of the snapshot.
     disk: u32,
     has_snapshot: bool,
+    /// Number of snapshots that were put aside, as bases of later ones.
+    bases_made: u32,
+    /// Number of bases below the snapshot.
+    bases: u32,
     /// Program of the host that talks with it all the time.
     echoes: Option<Echoes>,
 }
@@ -128,7 +134,8 @@ impl Life {
     pub fn begin(kind: Kind) -> Life {
         let scratch = Scratch::of(wideleaf());
         let echoes = (kind == Kind::Devices).then(Echoes::begin);
-        let mut life = Life { kind, scratch, run: None, runs: 0, disk: 0, has_snapshot: false, echoes };
+        let (run, has_snapshot) = (None, false);
+        let mut life = Life { kind, scratch, run, runs: 0, disk: 0, has_snapshot, bases_made: 0, bases: 0, echoes };
         fs::File::create(life.disk_path()).unwrap().set_len(DISK_BYTES).unwrap();
         let mut arguments: Vec<String> = kind.arguments().map(str::to_owned).into();
         arguments.push("--memory=128M".to_owned());
@@ -242,20 +249,25 @@ impl Life {
         assert_eq!(self.run().settled(), State::Gone(End::Stopped));
         fs::copy(self.disk_path(), self.scratch.path("saved.img")).unwrap();
         self.has_snapshot = true;
+        self.bases = 0;
         self.run = None;
         assert!(self.restore());
         Did::Done
     }
 
-    /// Saves it. A guest with a disk is paused, and the disk is copied: a snapshot has none.
-    pub fn save(&mut self, victim: Option<Victim>, after: Duration, pauses: bool) -> Did {
+    /// Saves it, where that is asked for on the snapshot before. A guest with a disk is paused, and the disk is copied:
+    /// a snapshot has none.
+    pub fn save(&mut self, victim: Option<Victim>, after: Duration, pauses: bool, is_on_base: bool) -> Did {
         let pauses = pauses || self.kind.writes_disk();
         if pauses && !self.run().tell(&["pause"]).0 {
             return self.goes_on(Did::Nothing);
         }
         fs::copy(self.disk_path(), self.scratch.path("next.img")).unwrap();
         let before = self.snapshot();
-        let mut client = self.run().client(&["snapshot", "saved", PAUSE]).spawn().unwrap();
+        let base = is_on_base.then(|| self.put_aside()).flatten();
+        let option = base.as_ref().map(|base| format!("--base={base}"));
+        let words: Vec<&str> = ["snapshot", "saved", PAUSE].into_iter().chain(option.as_deref()).collect();
+        let mut client = self.run().client(&words).spawn().unwrap();
         if victim.is_some() {
             std::thread::sleep(after);
         }
@@ -265,11 +277,15 @@ impl Life {
             None => {}
         }
         let (is_saved, why) = said(client);
+        if let (Some(base), None) = (&base, self.snapshot()) {
+            fs::rename(self.scratch.path(base), self.scratch.path("saved")).unwrap();
+        }
         let is_new = self.snapshot() != before;
         assert!(!is_saved || is_new, "a save without a snapshot");
         if is_new {
             fs::rename(self.scratch.path("next.img"), self.scratch.path("saved.img")).unwrap();
             self.has_snapshot = true;
+            self.bases = base.map_or(0, |_| self.bases + 1);
         }
         if victim.is_none() && !is_saved && !is_under_way(&why) {
             assert_eq!(self.run().settled(), State::Gone(End::Finished), "{why}");
@@ -278,6 +294,18 @@ impl Life {
             self.run().tell(&["resume"]);
         }
         self.goes_on(if is_new { Did::Done } else { Did::GoesOn })
+    }
+
+    /// Puts the snapshot where it stays as the base of the next one. Returns its name there; `None` if there is none,
+    /// or it has as many bases as there are to be.
+    fn put_aside(&mut self) -> Option<String> {
+        if !self.has_snapshot || self.bases == BASES_MAX {
+            return None;
+        }
+        let base = format!("base{}", self.bases_made);
+        self.bases_made += 1;
+        fs::rename(self.scratch.path("saved"), self.scratch.path(&base)).unwrap();
+        Some(base)
     }
 
     /// Identity of the snapshot.

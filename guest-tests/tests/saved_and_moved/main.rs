@@ -34,7 +34,7 @@ const ROUNDS_OF_A_LIFE: std::ops::Range<u32> = 3..9;
 /// What a round does to the guest.
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    /// Saves it while it runs, or paused.
+    /// Saves it while it runs, or paused, also on the snapshot before.
     Save,
     /// Saves it while it runs, ends it and continues from there.
     SaveAndStop,
@@ -98,20 +98,23 @@ fn play(kinds: Vec<Kind>, rounds_default: u64) {
             Action::SaveAndStop | Action::SaveWithoutRoom | Action::Restore => false,
         });
         let is_post_copy = dice.bool() && victim.is_none();
+        let is_on_base = dice.bool();
         let after = Duration::from_millis(dice.u64(0..KILLED_WITHIN_MS));
-        let with_victim = match (action, victim) {
-            (Action::Migrate, None) if is_post_copy => ", post-copy".to_owned(),
-            (_, victim) => victim.map_or(String::new(), |victim| format!(", {victim:?} killed")),
+        let killed = victim.map_or(String::new(), |victim| format!(", {victim:?} killed"));
+        let how = match action {
+            Action::Migrate if is_post_copy => ", post-copy".to_owned(),
+            Action::Save if is_on_base => format!(", on a base if there is one{killed}"),
+            _ => killed,
         };
         let end = match action {
-            Action::Save => life.save(victim, after, dice.bool()),
+            Action::Save => life.save(victim, after, dice.bool(), is_on_base),
             Action::SaveAndStop => life.save_and_stop(),
             Action::SaveWithoutRoom => life.save_without_room(),
             Action::Restore => life.kill_and_restore(),
             Action::Migrate => life.migrate(victim, after, is_post_copy),
         };
-        println!("round {round}: {}, {action:?}{with_victim}: {end:?}", life.kind.name());
-        count(format!("{action:?}{with_victim}: {end:?}"));
+        println!("round {round}: {}, {action:?}{how}: {end:?}", life.kind.name());
+        count(format!("{action:?}{how}: {end:?}"));
         let is_lost = life.is_over() && !life.restore();
         life.check();
         left -= 1;
