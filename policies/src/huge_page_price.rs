@@ -9,8 +9,8 @@ pub struct HugePagePrice {
     /// Number of windows that may give their huge page back now, for other VMs. Trades within the VM need no
     /// permission: each moves a page to a window that is served from one that is worth at most half of the price.
     pub may_vacate: u64,
-    /// Number of huge pages that are free for all bidders, on the host or on the VM's NUMA node; `None` where that is not
-    /// known. Those that other VMs may give back are not counted: a request before they have done so makes the kernel
-    /// compact.
+    /// Number of huge pages that are free for all bidders, on the host or on the VM's NUMA node; `None` where that is
+    /// not known. Those that other VMs may give back are not counted: a request before they have done so makes the
+    /// kernel compact.
     pub free: Option<u64>,
 }

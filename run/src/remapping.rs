@@ -57,7 +57,7 @@ impl Remapping {
     fn see(&mut self, large: Option<u64>, passed: Duration) -> bool {
         let enough = self.view.large_before_bytes / 10 * 9;
         let is_enough = large.is_some_and(|bytes| bytes >= enough);
-        self.view.seconds = is_enough.then(|| passed.as_secs_f64());
+        self.view.seconds = is_enough.then_some(passed.as_secs_f64());
         !is_enough && passed < WATCHED_FOR
     }
 }

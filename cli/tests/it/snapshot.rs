@@ -491,7 +491,7 @@ fn a_guest_that_goes_on_after_a_save_is_watched_until_kvm_maps_it_large_again() 
         let statistics: Value = serde_json::from_slice(&output.stdout).unwrap();
         statistics["vm"]["mapping"]["pages_2m"].as_u64().unwrap()
     };
-    // How many, is up to the host's free huge pages.
+    // How many depends on the host's free huge pages.
     while windows_mapped_large() == 0 {
         sleep(AMONG_QUESTIONS);
     }

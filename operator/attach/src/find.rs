@@ -90,8 +90,8 @@ fn list(pids: &[u32]) -> String {
 /// Examines all processes. Those that do not answer are included, with a note.
 ///
 /// # Errors
-/// [`FindError`] where `/proc` is missing, or this process lacks files or memory: any process may then be a VM. One that
-/// ends during the scan is left out.
+/// [`FindError`] where `/proc` is missing, or this process lacks files or memory: any process may then be a VM. One
+/// that ends during the scan is left out.
 pub fn all(places: &Places) -> Result<Found, FindError> {
     let error = |source| FindError::Proc { path: places.proc.clone(), source };
     let entries = fs::read_dir(&places.proc).map_err(error)?;

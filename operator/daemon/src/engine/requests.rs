@@ -307,8 +307,8 @@ impl Engine {
         }
     }
 
-    /// A guest that the client names by its monitor is also managed over that monitor. One that an earlier daemon managed
-    /// keeps the settings that the client leaves out.
+    /// A guest that the client names by its monitor is also managed over that monitor. One that an earlier daemon
+    /// managed keeps the settings that the client leaves out.
     fn attach(&self, target: &Target, mut settings: Settings) -> Result<Found, String> {
         let found = self.doors.guests.resolve(target)?;
         if let (Target::Qmp(path), None) = (target, &settings.qmp) {

@@ -211,7 +211,8 @@ fn while_free_pages_suffice_the_price_is_zero_and_no_window_is_vacated() {
     assert_eq!((hot.tells(Some(wants)), cold.tells(Some(holds))), (Some((0, 0)), Some((0, 0))));
 }
 
-/// A VM's part of a host with two nodes: all of its vCPUs run on one, and this share of its memory is there, in percent.
+/// A VM's part of a host with two nodes: all of its vCPUs run on one, and this share of its memory is there, in
+/// percent.
 pub(super) fn numa(node: u16, percent: u64) -> NumaView {
     let of = |number| NodeView {
         node: number,
