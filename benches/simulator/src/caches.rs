@@ -13,11 +13,12 @@
 use alloc::vec::Vec;
 
 use self::queue::Queue;
-pub(crate) use self::queue::{OF_AN_ACCESS, Purpose, Reference};
+pub(crate) use self::queue::{OF_AN_ACCESS, Reference};
 use super::counts::Counts;
 use super::machine::{Fill, Machine};
+use super::options::{Distances, Lines, Options};
+use super::purpose::Purpose;
 use super::sets::{Found, Sets, Shape, by_shape};
-use super::simulator::{Distances, Lines, Options};
 use wideleaf_policies::units::{PageSize, WindowIndex};
 
 mod queue;

@@ -13,7 +13,8 @@ use wideleaf_policies::walk::cost::{CYCLES_MAX, Cells, WalkCost};
 
 use super::Paging;
 use super::machine::Machine;
-use super::simulator::{Options, Simulator};
+use super::options::Options;
+use super::simulator::Simulator;
 use super::space::AddressSpace;
 use super::streams::Random;
 use wideleaf_policies::units::{Bytes, PageSize, mib};
@@ -94,8 +95,8 @@ fn after_warming(warming: usize, machine: &Machine, of: &Calibration, guest: Pag
 
 #[cfg(test)]
 mod tests {
-    use super::super::machine::machine;
     use super::*;
+    use crate::machine;
     use PageSize::{Base4K, Huge2M};
 
     fn calibrated(name: &str, footprint: Bytes, is_native: bool) -> WalkCost {

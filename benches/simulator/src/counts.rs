@@ -1,7 +1,7 @@
 //! The counters of the simulator. All of them are sums: two runs may be added, and a rate is a quotient
 //! of two fields.
 
-use super::caches::Purpose;
+use super::purpose::Purpose;
 use wideleaf_policies::units::PageSize;
 
 /// Number of memory references by the level that served them.

@@ -22,6 +22,8 @@ pub mod calibrated;
 pub mod counts;
 pub mod machine;
 pub mod machines;
+pub(crate) mod options;
+pub(crate) mod purpose;
 pub mod replay;
 pub(crate) mod sets;
 pub mod simulated;
@@ -32,6 +34,7 @@ pub(crate) mod tlb;
 pub(crate) mod walker;
 
 pub use counts::Counts;
-pub use machine::{Machine, machine, machines};
+pub use machine::Machine;
+pub use machines::{machine, machines};
 pub use simulator::Simulator;
 pub use space::{AddressSpace, Paging};

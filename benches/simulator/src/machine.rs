@@ -196,13 +196,3 @@ pub struct Machine {
     /// Number of threads of a core, which share all of the above except the last cache.
     pub threads: Number,
 }
-
-/// The machine with that name.
-pub fn machine(name: &str) -> Option<&'static Machine> {
-    machines().iter().find(|machine| machine.name == name)
-}
-
-/// All machines, oldest first.
-pub fn machines() -> &'static [Machine] {
-    super::machines::ALL
-}

@@ -26,7 +26,7 @@ mod zen2;
 mod zen3;
 mod zen4;
 
-pub(super) static ALL: &[Machine] = &[
+static ALL: &[Machine] = &[
     madison::MADISON,
     k8::K8,
     openmp_opteron::OPENMP_OPTERON,
@@ -44,6 +44,16 @@ pub(super) static ALL: &[Machine] = &[
     sapphire_rapids::SAPPHIRE_RAPIDS,
     granite_rapids::GRANITE_RAPIDS,
 ];
+
+/// The machine with that name.
+pub fn machine(name: &str) -> Option<&'static Machine> {
+    machines().iter().find(|machine| machine.name == name)
+}
+
+/// All machines, oldest first.
+pub fn machines() -> &'static [Machine] {
+    ALL
+}
 
 /// Source of numbers that were not looked up.
 const REMEMBERED: &str = "from memory; no document was read for it";

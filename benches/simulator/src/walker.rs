@@ -14,11 +14,12 @@
 
 use alloc::vec::Vec;
 
-use super::caches::{Caches, OF_AN_ACCESS, Purpose, Reference};
+use super::caches::{Caches, OF_AN_ACCESS, Reference};
 use super::counts::{Counts, References};
 use super::machine::{Machine, WalkCache};
+use super::options::{Lines, Options};
+use super::purpose::Purpose;
 use super::sets::{FewWays, Found, Sets};
-use super::simulator::{Lines, Options};
 use super::space::{AddressSpace, shift_of_level};
 use super::tlb::{Level, key};
 

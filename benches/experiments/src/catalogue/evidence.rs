@@ -195,9 +195,7 @@ fn by_node(results: &Results) -> Section {
 fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
     let chase = |options: &[&str]| Cell::of(Job::tlbcost(&[&["tlbcost"], options].concat(), CHASE_S));
     let chase_2m = |options: &[&str]| match walks::chase_2m(host) {
-        // One table is walked, and such a host needs minutes for this footprint: rounds are worth more.
-        _ if host.paging == "shadow" => chase(options),
-        Ok(bytes) => chase(&[options, &bytes].concat()),
+        Ok(bytes) => chase(&[options, bytes].concat()),
         Err(why) => Cell::Absent(why),
     };
     let of_guest = |page: &str| {

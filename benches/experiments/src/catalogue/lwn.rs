@@ -109,7 +109,7 @@ fn cost(host: &HostFacts) -> Case {
         let options = [&["tlbcost", "--native", "--host-page", page], bytes].concat();
         Cell::of(Job::tlbcost(&options, 60.0))
     };
-    let on_2m = walks::chase_2m(host).map_or_else(Cell::Absent, |bytes| chase("2m", &bytes));
+    let on_2m = walks::chase_2m(host).map_or_else(Cell::Absent, |bytes| chase("2m", bytes));
     let not_predicted = || Cell::Absent("the cost is measured by a chase, neither predicted nor simulated".into());
     let cells = [chase("4k", &[]), on_2m, not_predicted(), not_predicted(), not_predicted()];
     let no_guest = Cell::Absent("the cost of a miss in guests is in the experiment `two-dimensional`".into());

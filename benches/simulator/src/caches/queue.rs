@@ -8,6 +8,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use crate::purpose::Purpose;
 use crate::sets::{Lane, LruSets};
 use crate::simulator::block;
 
@@ -21,24 +22,6 @@ const ROOM: usize = 2 * block::ROOM * OF_AN_ACCESS;
 /// Number of sets that a level prefetches at a time: at most the number of loads that the host CPU can
 /// have in flight.
 const AHEAD: usize = 32;
-
-/// Reason for reading a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// An entry of the guest's tables, or of the native ones.
-    Guest,
-    /// An entry of the host's tables, to find the guest's.
-    HostOfTables,
-    /// An entry of the host's tables, to find the page.
-    HostOfData,
-    /// A load or a store.
-    Data,
-}
-
-impl Purpose {
-    /// Number of purposes.
-    pub(crate) const ALL: usize = 4;
-}
 
 /// A line number, above a bit that says that the other line of its pair goes with it, one that says that it completes
 /// a pair, and two bits of purpose.

@@ -12,10 +12,11 @@ use wideleaf_policies::sampled_pages::choose;
 use wideleaf_policies::snapshot::AccessHistory;
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Moment, WindowIndex};
 
-use super::host::PageBits;
-
 /// Number of windows in one sample: a live host has that number of places for detached windows.
 const WINDOWS_PER_LOOK: usize = 64;
+
+/// One bit for each base page of a window.
+pub(super) type PageBits = [u64; 8];
 
 /// The sensor, and its data on each window.
 pub(super) struct AccessSamples {

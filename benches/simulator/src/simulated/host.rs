@@ -13,7 +13,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::access_samples::AccessSamples;
+use super::access_samples::{AccessSamples, PageBits};
 use super::history::HistorySample;
 use super::nodes::{LOCAL, Nodes};
 use super::{HostConfig, Mmu, guest_mapping, windows_of};
@@ -34,9 +34,6 @@ use wideleaf_policies::window_node::{TouchedFrom, WindowNode};
 
 /// Id of the only guest.
 const GUEST: VmId = VmId(0);
-
-/// One bit for each base page of a window.
-pub(super) type PageBits = [u64; 8];
 
 pub(super) struct StreamHost {
     backing: Vec<Backing>,
