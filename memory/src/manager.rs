@@ -459,7 +459,7 @@ mod tests {
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Bytes, Gpa, GpaRange, policy};
 
-    /// A policy whose plans take CPU time, as those for terabytes do.
+    /// A policy with plans that take CPU time, as plans for terabytes do.
     struct Thinker(Arc<FakeHost>, Duration);
 
     impl Policy for Thinker {

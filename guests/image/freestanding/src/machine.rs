@@ -100,7 +100,7 @@ pub fn out16(port: u16, value: u16) {
     }
 }
 
-/// Writes the address of memory to a port whose device reads that memory. Only after a direct start.
+/// Writes the address of memory to a port; the device behind it reads that memory. Only after a direct start.
 pub fn out_address(port: u16, address: u32) {
     assert!(entry() == Entry::Direct, "a device that reads memory is there only after a direct start");
     // SAFETY: as for `out8`. The device reads memory during the instruction, so the compiler may not move writes behind

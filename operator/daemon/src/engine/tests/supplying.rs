@@ -99,8 +99,8 @@ fn a_reserve_is_kept_for_a_while_after_a_window_waited_and_only_while_pages_are_
     assert_eq!(kept("[supply]\nreserve_for = \"0s\"", &seconds), [false; 6]);
 }
 
-/// Registers a run on this node, or on several, whose manager was refused a page, and with this number of windows that
-/// want one.
+/// Registers a run on this node, or on several with `None`. Its manager was refused a page, and this number of its
+/// windows want one.
 fn report_on(bench: &Bench, pid: u32, node: Option<u16>, wanted: u32) {
     let bids = BidsReport { free: Some(0), levels: vec![(1 << 20, wanted, 3)] };
     let live = LiveReport { bids: Some(Box::new(bids)), ..LiveReport::default() };
