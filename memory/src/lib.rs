@@ -96,6 +96,7 @@ pub use region::{GuestRam, RamRange};
 pub use reserved_frames::{ReservedFrames, ReservedFramesReport};
 pub use restore::{RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow};
 pub use second_level::{Paging, SecondLevel};
+pub use sys::cached_pages::cached_pages;
 
 /// The example in the repository's README compiles.
 #[cfg(doctest)]

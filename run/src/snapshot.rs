@@ -19,6 +19,7 @@ use crate::spec::RunSpec;
 use accesses::SavedAccesses;
 
 pub(crate) mod accesses;
+mod page_cache;
 pub mod parts;
 pub mod restoring;
 pub mod saving;
@@ -69,11 +70,8 @@ struct Version {
 /// # Errors
 /// [`Failure::Input`] for a folder that is no snapshot, or one of another version.
 pub fn saved_spec(folder: &Path) -> Result<RunSpec, Failure> {
-    Ok(read(folder, &open(folder, Caching::PageCache)?)?.spec)
-}
-
-fn open(folder: &Path, caching: Caching) -> Result<Opened, Failure> {
-    Opened::open(folder, caching).map_err(|error| Failure::Input(error.to_string()))
+    let opened = Opened::open(folder, Caching::PageCache).map_err(|error| Failure::Input(error.to_string()))?;
+    Ok(read(folder, &opened)?.spec)
 }
 
 fn read(folder: &Path, opened: &Opened) -> Result<SavedRun, Failure> {

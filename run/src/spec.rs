@@ -128,9 +128,9 @@ pub struct RunSpec {
     /// Use of the order in which a restored guest first touched its memory.
     #[serde(default)]
     pub prefetch: Prefetch,
-    /// Whether RAM of a snapshot is read past the host's page cache.
-    #[serde(default)]
-    pub restores_directly: bool,
+    /// Way in which RAM of a snapshot is read. Earlier builds wrote `restores_directly`, which is read too.
+    #[serde(default, alias = "restores_directly", deserialize_with = "form::restore_reads")]
+    pub restore_reads: RestoreReads,
     /// Limit in bytes per second of what is read before the guest touches it; `None`: as fast as possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restore_bytes_per_second: Option<NonZeroU64>,
@@ -167,6 +167,19 @@ pub enum RestorePages {
     Base,
     /// A private mapping of the snapshot's file, of which the kernel copies a page that is written.
     Mapped,
+}
+
+/// Way in which a restore reads the snapshot's file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RestoreReads {
+    /// Through the host's page cache if half of the file is there, past it otherwise.
+    #[default]
+    Auto,
+    /// Through the page cache: what is read stays there for other VMs of the snapshot.
+    Cached,
+    /// Past the page cache (`O_DIRECT`, open(2)).
+    Direct,
 }
 
 /// Place of the guest's serial console.
@@ -287,7 +300,7 @@ impl RunSpec {
             control_socket: None,
             restore: None,
             prefetch: Prefetch::Use,
-            restores_directly: false,
+            restore_reads: RestoreReads::Auto,
             restore_bytes_per_second: None,
             restore_pages: RestorePages::Auto,
             sandbox: None,
@@ -375,7 +388,7 @@ mod tests {
             "control_socket": "/run/vm.sock",
             "restore": "/srv/saved",
             "prefetch": "record",
-            "restores_directly": true,
+            "restore_reads": "direct",
             "restore_bytes_per_second": 1_u64 << 30,
             "restore_pages": "4k",
             "sandbox": {"user": "1000:100", "jail": "/var/empty", "must_be_complete": true, "output_folder": "/tmp"},
@@ -417,6 +430,16 @@ mod tests {
         assert!(error.starts_with("missing field `sandbox`"), "{error}");
         assert!(read(&with("/sandbox", Some(Value::Null))).expect("it may be null").sandbox.is_none());
         assert!(read(&with("/memory_bytes", None)).is_err());
+    }
+
+    #[test]
+    fn a_specification_of_an_earlier_build_says_with_a_boolean_whether_a_restore_reads_past_the_page_cache() {
+        let mut json = with("/restore_reads", None);
+        for (is_direct, reads) in [(true, RestoreReads::Direct), (false, RestoreReads::Auto)] {
+            json["restores_directly"] = json!(is_direct);
+            assert_eq!(read(&json).expect("it is valid").restore_reads, reads);
+        }
+        assert!(read(&with("/restore_reads", Some(json!("past")))).is_err());
     }
 
     #[test]

@@ -41,8 +41,8 @@ pub enum Way {
     Moved,
     /// The same in the order of first touches, which an earlier restore has recorded.
     MovedInOrder,
-    /// As `Moved`, read past the page cache.
-    MovedDirect,
+    /// As `Moved`, read through the page cache although the file is not there.
+    MovedCached,
     /// `--restore-pages 4k`.
     CopiedByPage,
     /// `--restore-pages mapped`.
@@ -69,7 +69,7 @@ impl Way {
             Way::NeverSaved | Way::Qemu => None,
             Way::Moved => Some(&["--prefetch", "off"]),
             Way::MovedInOrder => Some(&["--prefetch", "use"]),
-            Way::MovedDirect => Some(&["--prefetch", "off", "--restore-direct"]),
+            Way::MovedCached => Some(&["--prefetch", "off", "--restore-reads", "cached"]),
             Way::CopiedByPage => Some(&["--prefetch", "off", "--restore-pages", "4k"]),
             Way::Mapped => Some(&["--prefetch", "off", "--restore-pages", "mapped", "--policy", "never"]),
         }

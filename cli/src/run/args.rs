@@ -9,7 +9,7 @@ use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::migration::Address;
 use wideleaf_run::spec::numa::NumaArg;
-use wideleaf_run::spec::{Fallback, Prefetch, RestorePages};
+use wideleaf_run::spec::{Fallback, Prefetch, RestorePages, RestoreReads};
 
 use super::devices::DeviceArgs;
 use crate::kernels;
@@ -123,9 +123,9 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "use")]
     pub prefetch: PrefetchArg,
 
-    /// Read the snapshot past the host's page cache (O_DIRECT): for a snapshot that no other VM is restored from
-    #[arg(long)]
-    pub restore_direct: bool,
+    /// Way in which the snapshot is read
+    #[arg(long, value_enum, default_value = "auto")]
+    pub restore_reads: RestoreReadsArg,
 
     /// Read at most this amount a second of memory that the guest has not touched yet [default: as fast as possible]
     #[arg(long, value_name = "SIZE", value_parser = parse_some_bytes)]
@@ -322,6 +322,27 @@ impl From<PrefetchArg> for Prefetch {
             PrefetchArg::Use => Prefetch::Use,
             PrefetchArg::Record => Prefetch::Record,
             PrefetchArg::Off => Prefetch::Off,
+        }
+    }
+}
+
+/// Argument of `--restore-reads`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RestoreReadsArg {
+    /// Through the host's page cache if half of the snapshot is there, past it otherwise
+    Auto,
+    /// Through the page cache: what is read stays there for other VMs of the snapshot
+    Cached,
+    /// Past the page cache (O_DIRECT)
+    Direct,
+}
+
+impl From<RestoreReadsArg> for RestoreReads {
+    fn from(arg: RestoreReadsArg) -> RestoreReads {
+        match arg {
+            RestoreReadsArg::Auto => RestoreReads::Auto,
+            RestoreReadsArg::Cached => RestoreReads::Cached,
+            RestoreReadsArg::Direct => RestoreReads::Direct,
         }
     }
 }

@@ -18,7 +18,7 @@ use wideleaf_run::spec::{Console, DeviceSpec, RunSpec, SandboxSpec, Workload};
 use wideleaf_run::text::clean;
 use wideleaf_vmm::run_loop::OnReset;
 
-use super::args::{BackingArg, OnResetArg, PrefetchArg, RestorePagesArg, RunArgs};
+use super::args::{BackingArg, OnResetArg, PrefetchArg, RestorePagesArg, RestoreReadsArg, RunArgs};
 use crate::output::say;
 
 /// Warning of `--no-sandbox`.
@@ -31,12 +31,13 @@ const WITHOUT: &str = "wideleaf: --no-sandbox: a guest that breaks out into this
 /// # Errors
 /// [`Failure::Usage`] otherwise.
 pub(super) fn check_about_snapshots(args: &RunArgs) -> Result<(), Failure> {
-    let is_about_reading = args.prefetch != PrefetchArg::Use || args.restore_direct || args.restore_rate.is_some();
+    let is_about_reading =
+        args.prefetch != PrefetchArg::Use || args.restore_reads != RestoreReadsArg::Auto || args.restore_rate.is_some();
     let is_about_one = is_about_reading || args.restore_pages != RestorePagesArg::Auto;
     if args.restore.is_some() || !is_about_one {
         return Ok(());
     }
-    let options = "--prefetch, --restore-rate, --restore-direct and --restore-pages";
+    let options = "--prefetch, --restore-rate, --restore-reads and --restore-pages";
     Err(Failure::Usage(format!("cannot use {options} without a snapshot: name its folder with --restore")))
 }
 
@@ -87,7 +88,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         control_socket: args.control_socket.clone(),
         restore: None,
         prefetch: args.prefetch.into(),
-        restores_directly: args.restore_direct,
+        restore_reads: args.restore_reads.into(),
         restore_bytes_per_second: args.restore_rate.and_then(|rate| NonZeroU64::new(rate.get())),
         restore_pages: args.restore_pages.into(),
         sandbox: sandbox(args)?,
@@ -181,7 +182,7 @@ fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>)
         daemon: daemon(args),
         control_socket: args.control_socket.clone(),
         prefetch: args.prefetch.into(),
-        restores_directly: args.restore_direct,
+        restore_reads: args.restore_reads.into(),
         restore_bytes_per_second: args.restore_rate.and_then(|rate| NonZeroU64::new(rate.get())),
         restore_pages: args.restore_pages.into(),
         sandbox: sandbox(args)?,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use wideleaf_control::vm::{BeforePauseView, PostCopyView};
 
-use crate::spec::RestorePages;
+use crate::spec::{RestorePages, RestoreReads};
 
 /// RAM of a restored guest, in the report.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -43,6 +43,9 @@ pub struct RestoredReport {
     /// Way in which its RAM was filled: `auto`, `4k` or `mapped`.
     #[serde(default)]
     pub pages: RestorePages,
+    /// Way in which the snapshot was read: `cached` or `direct`.
+    #[serde(default)]
+    pub reads: RestoreReads,
     /// Number of pages of 4 KiB that were copied alone because the guest waited for them.
     #[serde(default)]
     pub pages_by_touch: u64,

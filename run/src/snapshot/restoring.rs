@@ -20,16 +20,16 @@ use wideleaf_memory::restore::{
     Background, GuestIsGone, OnFailure, ReadError, RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow,
 };
 use wideleaf_policies::{Bytes, PageSize, PerTenThousand, PolicyChoice, WindowIndex};
-use wideleaf_snapshot::{Caching, Opened};
+use wideleaf_snapshot::Opened;
 use wideleaf_vmm::MachineState;
 
 use super::accesses::SavedAccesses;
 use super::touches::{self, Recording};
-use super::{SavedRun, open, read};
+use super::{SavedRun, page_cache, read};
 use crate::failure::Failure;
 use crate::report::RestoredReport;
 use crate::session::SavedSession;
-use crate::spec::{Prefetch, RestorePages, RunSpec};
+use crate::spec::{Prefetch, RestorePages, RestoreReads, RunSpec};
 
 pub(crate) mod teardown;
 
@@ -43,6 +43,7 @@ pub struct Restoring {
     /// Speed of what is filled before the guest touches it.
     background: Background,
     pages: RestorePages,
+    reads: RestoreReads,
     filling: Mutex<Filling>,
 }
 
@@ -76,8 +77,7 @@ impl Restoring {
     /// [`Failure::Input`] for a folder that is no snapshot, and for one of another VM than `spec` describes;
     /// [`Failure::Host`] where the host has too little memory for it.
     pub fn open(folder: &Path, spec: &RunSpec, takeable: Option<Bytes>) -> Result<(Restoring, Continued), Failure> {
-        let caching = if spec.restores_directly { Caching::Direct } else { Caching::PageCache };
-        let opened = open(folder, caching)?;
+        let (opened, reads) = page_cache::open(folder, spec)?;
         let saved = read(folder, &opened)?;
         check_same(folder, &saved.spec, spec)?;
         check_policy(folder, &spec.policy)?;
@@ -97,6 +97,7 @@ impl Restoring {
                 .restore_bytes_per_second
                 .map_or(Background::Unlimited, |bytes| Background::PerSecond(Bytes::new(bytes.get()))),
             pages: spec.restore_pages,
+            reads,
             filling: Mutex::default(),
         };
         let SavedRun { machine, session, accesses, .. } = saved;
@@ -206,12 +207,13 @@ impl Restoring {
             stored_bytes: stored.get(),
             prepared_ms: took.as_secs_f64() * 1e3,
             pages: self.pages,
+            reads: self.reads,
             ..RestoredReport::default()
         }
     }
 
     fn report(&self, report: &RestoreReport) -> RestoredReport {
-        RestoredReport { folder: self.folder.clone(), pages: self.pages, ..figures(report) }
+        RestoredReport { folder: self.folder.clone(), pages: self.pages, reads: self.reads, ..figures(report) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Filling> {
@@ -283,10 +285,10 @@ fn check_pages(folder: &Path, opened: &Opened, spec: &RunSpec) -> Result<(), Fai
             "cannot map {folder}: it is saved on a base, so its pages are in several files; use --restore-pages auto"
         )));
     }
-    if spec.restores_directly || spec.prefetch == Prefetch::Record {
+    if spec.restore_reads == RestoreReads::Direct || spec.prefetch == Prefetch::Record {
         return Err(Failure::Usage(format!(
-            "cannot map {folder} with --restore-direct or --prefetch record: the kernel reads it through its page \
-             cache, at touches that it does not tell; omit them, or use --restore-pages auto"
+            "cannot map {folder} with --restore-reads direct or --prefetch record: the kernel reads it through its \
+             page cache, at touches that it does not tell; omit them, or use --restore-pages auto"
         )));
     }
     Ok(())

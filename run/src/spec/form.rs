@@ -14,7 +14,7 @@ use wideleaf_policies::{Bytes, CpuList, NodeSet, PageSize, PolicyChoice};
 use wideleaf_vmm::devices::virtio::net::Mac;
 use wideleaf_vmm::sandbox::User;
 
-use super::Workload;
+use super::{RestoreReads, Workload};
 
 /// A value with a form of one scalar.
 pub(super) trait Scalar: Sized {
@@ -194,6 +194,22 @@ pub(super) mod optional {
 /// A value that must be present, although it may be `null`: without this, serde takes a missing one as `None`.
 pub(super) fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     Option::deserialize(from)
+}
+
+/// The way in which a restore reads, or `true` for [`RestoreReads::Direct`] and `false` for the default: snapshots of
+/// earlier builds have that form.
+pub(super) fn restore_reads<'de, D: Deserializer<'de>>(from: D) -> Result<RestoreReads, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        Way(RestoreReads),
+        IsDirect(bool),
+    }
+    Ok(match Form::deserialize(from)? {
+        Form::Way(reads) => reads,
+        Form::IsDirect(true) => RestoreReads::Direct,
+        Form::IsDirect(false) => RestoreReads::default(),
+    })
 }
 
 /// Form of a [`Workload`].

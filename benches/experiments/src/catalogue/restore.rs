@@ -30,7 +30,7 @@ const BUDGET: Duration = Duration::from_secs(20 * 60);
 const NEVER_SAVED: &str = "never saved";
 const MOVED: &str = "moved";
 const IN_ORDER: &str = "moved, in order";
-const DIRECT: &str = "moved, direct";
+const CACHED: &str = "moved, cached";
 const COPIES: &str = "4k copies";
 const MAPPED: &str = "mapped";
 const IN_QEMU: &str = "QEMU";
@@ -40,7 +40,7 @@ const ARMS: [(Way, &str, &str); 7] = [
     (Way::NeverSaved, NEVER_SAVED, "wideleaf run, policy auto, from its start: the speed to compare with"),
     (Way::Moved, MOVED, "wideleaf run --restore: 2 MiB read into ready huge pages, moved in; by touch, then by heat"),
     (Way::MovedInOrder, IN_ORDER, "the same in the order of first touches that `--prefetch record` wrote before"),
-    (Way::MovedDirect, DIRECT, "as `moved`, with --restore-direct: read past the page cache"),
+    (Way::MovedCached, CACHED, "as `moved`, with --restore-reads cached: through the page cache, although it is cold"),
     (
         Way::CopiedByPage,
         COPIES,
@@ -196,7 +196,7 @@ impl Workload {
         match way {
             // From its start, with what it does before its phase.
             Way::NeverSaved => self.saved_after_ms + 1_000,
-            Way::Moved | Way::MovedInOrder | Way::MovedDirect => 2_000 + 1_500 * self.gib,
+            Way::Moved | Way::MovedInOrder | Way::MovedCached => 2_000 + 1_500 * self.gib,
             // A fault for each page of 4 KiB.
             Way::CopiedByPage | Way::Mapped => 2_000 + 6_000 * self.gib,
             Way::Qemu => 3_000 + 2_500 * self.gib,
@@ -210,17 +210,17 @@ impl Workload {
             Way::Moved | Way::Qemu => save,
             // The run that records.
             Way::MovedInOrder => (self.watched_ms(way) as f64 / 1e3 + BESIDE_S) / 2.0,
-            Way::NeverSaved | Way::MovedDirect | Way::CopiedByPage | Way::Mapped => 0.0,
+            Way::NeverSaved | Way::MovedCached | Way::CopiedByPage | Way::Mapped => 0.0,
         }
     }
 
     fn why_not(&self, way: Way, cache: Cache, host: &HostFacts) -> Option<String> {
         let needed = 2 * (self.gib << 10) + BESIDE_MIB;
         let is = |is_so: bool, why: String| is_so.then_some(why);
-        let is_as_if_cold = way == Way::MovedDirect && cache == Cache::Warm;
+        let is_as_moved = way == Way::MovedCached && cache == Cache::Warm;
         (host.why_no_kvm.clone())
             .or_else(|| is(!host.is_root, "needs root, to look at the guest's pages".into()))
-            .or_else(|| is(is_as_if_cold, "reads past the page cache, as if it were cold".into()))
+            .or_else(|| is(is_as_moved, "`moved` reads through the page cache too".into()))
             .or_else(|| is(way == Way::Qemu && !host.has_qemu, format!("{QEMU} is not installed")))
             .or_else(|| is(host.memory_available_mib < needed, format!("needs {needed} MiB of available memory")))
     }
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn warm_and_cold_cases_have_the_same_guest_so_that_they_use_one_snapshot() {
         let experiment = Restore.define(&host());
-        let arms = (0..ARMS.len()).filter(|arm| ARMS[*arm].1 != DIRECT); // it has cold cases alone
+        let arms = (0..ARMS.len()).filter(|arm| ARMS[*arm].1 != CACHED); // it has cold cases alone
         for arm in arms {
             for case in [0, 2, 4] {
                 let (warm, cold) = (work(&experiment, case, arm), work(&experiment, case + 1, arm));

@@ -275,7 +275,7 @@ fn a_guest_is_saved_once_and_continues_in_every_way() {
         ("pages", of(Way::CopiedByPage)),
         ("mapped", of(Way::Mapped)),
         ("cold", restored(Way::Moved, Cache::Cold, "seconds=3600")),
-        ("direct", restored(Way::MovedDirect, Cache::Cold, "seconds=3600")),
+        ("cached", restored(Way::MovedCached, Cache::Cold, "seconds=3600")),
     ];
     if has_qemu() {
         jobs.push(("qemu", of(Way::Qemu)));
@@ -293,7 +293,7 @@ fn a_guest_is_saved_once_and_continues_in_every_way() {
     tells(&runs[0], &always);
     for run in &runs[1..] {
         // A temporary folder in memory has no cold file.
-        let is_cold = run.arm == "cold" || run.arm == "direct";
+        let is_cold = run.arm == "cold" || run.arm == "cached";
         if is_cold && matches!(&run.outcome, RunOutcome::Failed(why) if why.contains("set TMPDIR")) {
             continue;
         }

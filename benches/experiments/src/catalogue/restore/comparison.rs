@@ -4,7 +4,7 @@ use wideleaf_measure::figures::{Bar, Limit};
 use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict, median};
 use wideleaf_measure::table::Cell;
 
-use super::{ARMS, COPIES, DIRECT, IN_QEMU, MOVED, NEVER_SAVED};
+use super::{ARMS, COPIES, IN_QEMU, MOVED, NEVER_SAVED};
 use crate::disturbance::WATCHED_S;
 use crate::metric::{Better, Metric};
 use crate::restoring::speeds::limit_s;
@@ -178,7 +178,7 @@ pub(super) fn bars(results: &Results, case: &str) -> Vec<Bar> {
         let what = format!("{case}: files of the snapshot as a ratio to pages that are not zero");
         Bar::new(what, Cell::number(share, 3, ""), Limit::AtMost(DISK_MAX))
     });
-    [limit(MOVED), limit(DIRECT), times(COPIES), times(IN_QEMU), huge, disk].into_iter().flatten().collect()
+    [limit(MOVED), times(COPIES), times(IN_QEMU), huge, disk].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
@@ -215,21 +215,21 @@ mod tests {
     fn every_target_can_be_met_and_a_lower_bound_counts_for_other_arms() {
         // The limit is 1.35 s.
         let results = made_up(|_, arm| match arm {
-            MOVED | DIRECT => Some(0.5),
+            MOVED => Some(0.5),
             COPIES => None, // at least 6 s
             _ => Some(2.6),
         });
         assert_eq!(lead(&results), ["`moved` loses no row for certain.", "Every target is met."]);
         let bars = bars(&results, "GUPS 1 GiB, cold");
         let values: Vec<String> = bars.iter().map(|bar| bar.value.to_string()).collect();
-        assert_eq!(values, ["0.37", "0.37", "12.0", "5.2", "99.5 %", "1.010"]);
+        assert_eq!(values, ["0.37", "12.0", "5.2", "99.5 %", "1.010"]);
     }
 
     #[test]
     fn a_way_that_is_sooner_is_named_first_and_every_missed_target_after_it() {
         let results = made_up(|case, arm| match (case, arm) {
             ("GUPS 1 GiB, warm", MOVED) => Some(2.7),
-            (_, MOVED | DIRECT) => Some(0.5),
+            (_, MOVED) => Some(0.5),
             _ => Some(2.6),
         });
         let lead = lead(&results);

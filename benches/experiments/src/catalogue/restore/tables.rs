@@ -240,6 +240,6 @@ mod tests {
         assert_eq!((sections[3].tables[0].rows.len(), sections[1].plots.len()), (LEFT_OUT.len(), 1));
         let Plot::Bars(bars) = &sections[1].plots[0] else { panic!("bars") };
         let missing = |group: usize| bars.groups[group].bars.iter().filter(|bar| bar.is_none()).count();
-        assert_eq!((missing(0), missing(1), bars.series.len()), (1, 0, 6), "`moved, direct` has no warm case");
+        assert_eq!((missing(0), missing(1), bars.series.len()), (1, 0, 6), "`moved, cached` has no warm case");
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn run(work: &RestoredGuest, kept: &mut SavedGuests, interrupts: &Int
             let (path, told) = (saved.path(), saved.told().to_vec());
             with_file(work, &path, told, || qemu::restore(work, saved, interrupts))?
         }
-        Way::Moved | Way::MovedInOrder | Way::MovedDirect | Way::CopiedByPage | Way::Mapped => {
+        Way::Moved | Way::MovedInOrder | Way::MovedCached | Way::CopiedByPage | Way::Mapped => {
             let saved = kept_of(ours, &work.guest, || ours::save(work, interrupts))?;
             if work.way == Way::MovedInOrder {
                 saved.record(work, interrupts)?;
