@@ -317,6 +317,21 @@ fn cold_windows_that_cannot_be_vacated_are_demoted_while_huge_pages_have_a_price
     assert_eq!(desk.plan(&snapshot, seconds(1)), [demote(0), demote(1)]);
 }
 
+/// An attached guest without buyers is asked for no window, so that no refusal shows that none can be vacated.
+#[test]
+fn cold_windows_that_no_buyer_has_wanted_for_ten_seconds_are_demoted_while_huge_pages_have_a_price() {
+    let mut desk = Desk::new(PROOF);
+    let mut plan = |may_vacate, second| {
+        let mut snapshot = short(cold(2));
+        let price = HugePagePrice { cycles_per_s: 1000, may_vacate, free: None };
+        snapshot.host = snapshot.host.map(|host| HostMemory { huge_pages: HugePages::Priced(price), ..host });
+        desk.plan(&snapshot, seconds(second))
+    };
+    let vacate = Action::Vacate { vm: VmId(0), window: WindowIndex::new(0) };
+    assert_eq!([plan(0, 0), plan(0, 9), plan(1, 9), plan(0, 18)], [vec![], vec![], vec![vacate], vec![]]);
+    assert_eq!(plan(0, 19), [demote(0), demote(1)]);
+}
+
 /// A window of a random run.
 #[derive(Clone, Debug)]
 struct Scripted {

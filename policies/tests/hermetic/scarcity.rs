@@ -400,6 +400,18 @@ fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
 }
 
 #[test]
+fn a_large_window_with_an_idle_result_of_its_region_is_hurried_for() {
+    let mut vm = cold_and_hot("Hf");
+    let mut desk = proven(&vm);
+    desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
+    let mut hurried = |windows| {
+        vm.access_quality[0] = SampleQuality::new(Duration::ZERO, windows);
+        desk.0.hurries(&vm, 0)
+    };
+    assert_eq!([1, 4, 5].map(&mut hurried), [false, false, true]);
+}
+
+#[test]
 fn windows_on_base_pages_are_sampled_again_and_again_more_rarely_while_there_is_a_page_for_them() {
     // Age of the newest sample in seconds from which on the last window is hurried for.
     let hurried = |drawn: &str, latest: &str| {

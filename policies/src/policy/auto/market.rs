@@ -20,6 +20,7 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use super::audit::{Audit, Kind};
 use super::judge::Judge;
@@ -30,7 +31,7 @@ use crate::bucket::{BUCKETS, bucket_of};
 use crate::candidates::{Place, is_demotable};
 use crate::huge_page_price::HugePagePrice;
 use crate::locality;
-use crate::market::{Bidder, Bids, HYSTERESIS, Level, bid, clearing_price, spare};
+use crate::market::{Bidder, Bids, COMING_FOR, HYSTERESIS, Level, bid, clearing_price, spare};
 use crate::node::NodeId;
 use crate::rank::Ranking;
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
@@ -42,13 +43,18 @@ use crate::units::{Moment, PerTenThousand, WindowIndex};
 /// the window comes back as soon as it is proven hot. A release of zero pages waits for a full history.
 const GIVES_AFTER_SAMPLES: u8 = 2;
 
+/// Time after which a VM with cold windows has no buyer for them: by then one that other VMs lack would have been
+/// asked for again. An attached guest is never asked.
+const WANTED_WITHIN: Duration = Duration::from_secs(10);
+const _: () = assert!(WANTED_WITHIN.as_millis() > COMING_FOR.as_millis());
+
 /// The market as `auto` knows it since its latest plan.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Market {
     is_open: bool,
     bids: Bids,
     price: HugePagePrice,
-    /// Price from outside in cycles per second; 0 where there is none.
+    /// Price from outside in cycles per second; 0 without such a price.
     told: u64,
     /// Number of free huge pages, if known.
     free: Option<u64>,
@@ -60,6 +66,8 @@ pub(super) struct Market {
     immovable: Vec<VmId>,
     demand: Demand,
     supply: Supply,
+    /// Latest plan at which a buyer wanted a page of a cold window, or at which there was no price.
+    wanted_at: Moment,
 }
 
 /// Huge pages that windows could have, and windows that want one, as of the latest plan.
@@ -110,9 +118,10 @@ impl Market {
         self.price() > 0
     }
 
-    /// Whether windows may give their huge page to another one, or be too cheap for one.
-    pub fn is_at_work(&self) -> bool {
-        self.has_price() || self.price.may_vacate > 0
+    /// Whether cold windows are kept for buyers: of these VMs, or of others that have asked for windows of late.
+    pub fn keeps_cold(&self) -> bool {
+        let is_at_work = self.has_price() || self.price.may_vacate > 0;
+        is_at_work && self.demand.now.since(self.wanted_at) < WANTED_WITHIN
     }
 
     /// Whether a window may have a huge page that saves this many cycles per second, if that is any.
@@ -165,7 +174,10 @@ impl Market {
                 (Backing::Base4K, Some(false)) => pages > wanted && is_due(),
                 (Backing::Huge2M, _) if !self.may_vacate(vm.vm) => false,
                 (Backing::Huge2M, Some(true)) => self.has_price() && pages < wanted && self.demand.is_newer_than(age_s),
-                (Backing::Huge2M, _) => !is_idle_of_late(access),
+                (Backing::Huge2M, _) => {
+                    // A result for a whole region does not show that this one is cold.
+                    !is_idle_of_late(access) || !vm.access_quality[row].is_of_this_window()
+                }
                 (Backing::Unbacked | Backing::Giant1G, _) => false,
             }
     }
@@ -262,6 +274,10 @@ impl Market {
             HugePages::Scarce { free } => self.clear_alone(free, spare),
             HugePages::Priced(price) => (price, u64::MAX),
         };
+        let has_buyer = self.bids.levels().any(|level| level.wanted > 0 && level.cycles_per_s >= self.price());
+        if has_buyer || self.price.may_vacate > 0 || !self.demand.had_price {
+            self.wanted_at = now;
+        }
         let (wanted, pages) = (self.bids.wanted(), self.free.unwrap_or(0).saturating_add(self.bids.held()));
         self.supply = Supply { pages, wanted };
         self.demand.update(wanted, self.has_price(), now);

@@ -36,7 +36,8 @@
 //! ```
 //!
 //! While huge pages have a price too, cold windows go to the market: a vacated window frees a whole huge page. Those of
-//! a VM of which none can be vacated, as of an attached guest, are demoted all the same.
+//! a VM of which none can be vacated, as of an attached guest, are demoted all the same. So are those that no buyer has
+//! wanted for ten seconds.
 
 use core::ops::ControlFlow;
 
@@ -207,7 +208,7 @@ impl Auto {
                 stock += usize::from(is_in_stock(window, vm, row));
             } else if let Some(percent) = splits.of_release(&judge, window, vm, row) {
                 splits.with_zeroes.push(bucket_of(percent), place);
-            } else if (!market.is_at_work() || !market.may_vacate(vm.vm)) && splits.pays_to_demote(&judge, vm, row) {
+            } else if (!market.keeps_cold() || !market.may_vacate(vm.vm)) && splits.pays_to_demote(&judge, vm, row) {
                 splits.cold.push(bucket_of(window.cold_for_s(now).into()), place);
             }
             ControlFlow::Continue(())
