@@ -80,6 +80,7 @@ pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveNodes, LiveVm, RESERVAT
 pub use managed_vm::{AccessesBefore, ManagedVm};
 use node_sight::HostSight;
 use pacing::{LatestScan, PULSE};
+pub use reach::{OutOfReach, OutOfReachError};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
 use sampling::{SharedAccess, Wish, Wishes};
@@ -107,8 +108,8 @@ pub struct ManagerConfig {
     /// Core time that the samples of one VM may use beyond that when much is new. It is earned back at the same rate.
     pub sampling_burst: Duration,
     /// Largest part of any 100 ms for which windows of one VM may be out of the guest's reach while they are copied,
-    /// split or released. All of it: no limit.
-    pub out_of_reach: PerTenThousand,
+    /// split or released.
+    pub out_of_reach: OutOfReach,
     /// Rules for memory that guests give back: what becomes of it, and how much of it a promoted window may have.
     pub given_back: GivenBackRules,
     /// Bounds on a thread of the loop's own that makes free blocks of 2 MiB while windows wait for them; `None`: there
@@ -119,7 +120,6 @@ pub struct ManagerConfig {
 impl Default for ManagerConfig {
     /// 10 ms while there is work: a fraction of the budget's burst, and ten times what sensing a gibibyte costs. One
     /// second when idle: a window that becomes resident waits at most that long. One thread copies, the loop's own.
-    /// Windows are out of reach for 30 ms of 100 at most, so that a guest keeps more than half of its speed.
     fn default() -> ManagerConfig {
         ManagerConfig {
             limits: BudgetLimits::default(),
@@ -129,7 +129,7 @@ impl Default for ManagerConfig {
             copy_threads: 1,
             sampling: sampling::SAMPLING_BUDGET,
             sampling_burst: sampling::SAMPLING_BURST,
-            out_of_reach: PerTenThousand::new(3_000),
+            out_of_reach: OutOfReach::default(),
             given_back: GivenBackRules::default(),
             supply: None,
         }
@@ -226,8 +226,9 @@ impl ManagerLoop {
         };
         let vms: Vec<_> = vms.into_iter().zip(firsts).map(state).collect();
         let access = Arc::new(Mutex::new(vms.iter().filter_map(|vm| vm.sampling.access()).collect()));
+        let limits = config.out_of_reach.shorten(config.limits);
         ManagerLoop {
-            budget: Budget::new(config.limits, host.now()),
+            budget: Budget::new(limits, host.now()),
             report,
             needs,
             access,
@@ -248,7 +249,7 @@ impl ManagerLoop {
             promotes: policy.promotes(),
             began_with: policy.name(),
             steering: Arc::default(),
-            publisher: Publisher::new(policy.name(), config.limits),
+            publisher: Publisher::new(policy.name(), limits, config.out_of_reach),
             reservations: None,
             host,
             vms,
@@ -262,13 +263,18 @@ impl ManagerLoop {
         self.steering.set_price(price);
     }
 
+    /// Changes the part of the time out of reach, as [`Manager::set_out_of_reach`] does while a thread runs the loop.
+    pub fn set_out_of_reach(&self, part: OutOfReach) {
+        self.steering.set_out_of_reach(part);
+    }
+
     /// Records the loop from its first tick on.
     ///
     /// # Errors
     /// [`TooManyWindows`] where the VMs have more windows than a recording can hold.
     pub fn recorded(mut self, to: RecordTo) -> Result<ManagerLoop, TooManyWindows> {
         let vms = self.managed_vms().map(ManagedVm::recorded_header).collect();
-        self.recorder = Some(Recorder::start(to, self.report.policy, self.config.limits, vms)?);
+        self.recorder = Some(Recorder::start(to, self.report.policy, self.limits(), vms)?);
         Ok(self)
     }
 
@@ -312,10 +318,7 @@ impl ManagerLoop {
     pub fn tick(&mut self) -> u64 {
         let began_cpu = self.host.thread_cpu_time();
         let began_at = self.host.now();
-        if let Some(limits) = self.steering.take_limits() {
-            self.config.limits = limits;
-            self.budget.set_limits(limits);
-        }
+        self.take_limits();
         self.budget.refill(began_at);
         self.huge_pages.begin_tick(self.host.as_ref());
         self.take_promises();
@@ -357,6 +360,24 @@ impl ManagerLoop {
         self.report.total_cpu += published_in;
         self.overhead = self.sensed_in + decided_in + published_in;
         done
+    }
+
+    /// Takes over the limits that were set since the latest tick.
+    fn take_limits(&mut self) {
+        let (limits, out_of_reach) = (self.steering.take_limits(), self.steering.take_out_of_reach());
+        if let Some(part) = out_of_reach {
+            self.config.out_of_reach = part;
+            self.vms.iter_mut().for_each(|vm| vm.reach.set_part(part));
+        }
+        if limits.is_some() || out_of_reach.is_some() {
+            self.config.limits = limits.unwrap_or(self.config.limits);
+            self.budget.set_limits(self.limits());
+        }
+    }
+
+    /// Limits of the budget, outside of recoveries.
+    fn limits(&self) -> BudgetLimits {
+        self.config.out_of_reach.shorten(self.config.limits)
     }
 
     /// Begins the next samples of the VMs that may be disturbed by them.
@@ -482,6 +503,26 @@ mod tests {
         let mut pacing = pacing::Pacing::new(&work.config, host.now());
         pacing.ticked(host.as_ref(), &[], &work.config, work.overhead, work.scan, true);
         assert_eq!(pacing.pause(), plan * 4);
+    }
+
+    #[test]
+    fn a_new_part_of_the_time_and_new_limits_hold_from_the_next_tick_on_whichever_comes_first() {
+        let never = policy::by_name("never").expect("it is in the table").with_defaults();
+        let mut work = ManagerLoop::new(Arc::<FakeHost>::default(), Vec::new(), never, ManagerConfig::default());
+        let mut after_a_tick = |set: &dyn Fn(&ManagerLoop)| {
+            set(&work);
+            work.tick();
+            let live = work.live();
+            (live.out_of_reach, live.limits)
+        };
+        let (tenth, default) = (OutOfReach::nearest_to(PerTenThousand::new(1_000)), BudgetLimits::default());
+        let slow = BudgetLimits { copy_per_second: mib(7), ..default };
+        let third_of_the_burst = |limits: BudgetLimits| BudgetLimits { burst: default.burst / 3_000 * 1_000, ..limits };
+        assert_eq!(after_a_tick(&|_| {}), (OutOfReach::default(), default));
+        assert_eq!(after_a_tick(&|work| work.set_out_of_reach(tenth)), (tenth, third_of_the_burst(default)));
+        assert_eq!(after_a_tick(&|work| work.steering.set_limits(slow)), (tenth, third_of_the_burst(slow)));
+        let unlimited = OutOfReach::NO_LIMIT;
+        assert_eq!(after_a_tick(&|work| work.set_out_of_reach(unlimited)), (unlimited, slow));
     }
 
     #[test]

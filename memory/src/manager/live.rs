@@ -30,7 +30,7 @@ use super::recoveries::RecoveriesByCause;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
-use super::{KvmCheck, ManagerLoop, NEVER};
+use super::{KvmCheck, ManagerLoop, NEVER, OutOfReach};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::{GateState, KeptHoles};
 use crate::numa::seen::NodesSeen;
@@ -53,6 +53,8 @@ pub struct Live {
     pub needs: Needs,
     /// Limits on the cost of actions.
     pub limits: BudgetLimits,
+    /// Largest part of any 100 ms for which windows of one VM may be out of the guest's reach.
+    pub out_of_reach: OutOfReach,
     /// End of the tick, as time since the host was opened.
     pub at: Moment,
     /// Number of ticks so far.
@@ -169,7 +171,7 @@ pub(super) struct Publisher {
 
 impl Publisher {
     /// Publishes a state in which nothing has happened yet.
-    pub fn new(policy: &'static str, limits: BudgetLimits) -> Publisher {
+    pub fn new(policy: &'static str, limits: BudgetLimits, out_of_reach: OutOfReach) -> Publisher {
         // Two digits need 31 KiB, copied at a tick that acted; the three digits of the report would need 220 KiB.
         let unavailable_ns = Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 2).expect("the bounds are literals");
         let unavailable_ns = Arc::new(unavailable_ns);
@@ -177,6 +179,7 @@ impl Publisher {
             policy,
             needs: Needs::default(),
             limits,
+            out_of_reach,
             at: Moment::START,
             ticks: 0,
             snapshot: Snapshot::default(),
@@ -271,6 +274,7 @@ impl ManagerLoop {
             policy: report.policy,
             needs: self.needs,
             limits: self.budget.limits(),
+            out_of_reach: self.config.out_of_reach,
             at: self.host.now(),
             ticks: report.ticks,
             snapshot,

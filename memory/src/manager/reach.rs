@@ -12,10 +12,12 @@
 //! Windows that are out of reach at the same time count once. The last window before a sleep may exceed the credit;
 //! the debt is earned before the next one.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use wideleaf_policies::{Moment, PerTenThousand};
+use wideleaf_policies::{BudgetLimits, Moment, PerTenThousand};
 
 use crate::sensors::share::nanoseconds;
 
@@ -32,10 +34,76 @@ const DEBT_MAX: Duration = Duration::from_secs(1);
 /// A shorter sleep costs more than it waits, and its credit would be rounded down to nothing.
 const SHORTEST_WAIT: Duration = Duration::from_micros(50);
 
+/// Largest part of any 100 ms for which windows of a VM may be out of the guest's reach: from 1 %, some ten windows a
+/// second, to all of it, which is no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OutOfReach(PerTenThousand);
+
+impl OutOfReach {
+    /// All of the time: windows change their page size one right after another.
+    pub const NO_LIMIT: OutOfReach = OutOfReach(PerTenThousand::ALL);
+
+    /// With less, a guest of some gibibytes would stay on base pages for hours.
+    const LEAST: PerTenThousand = PerTenThousand::new(100);
+
+    /// The part that is nearest to this one.
+    pub fn nearest_to(part: PerTenThousand) -> OutOfReach {
+        OutOfReach(part.clamp(OutOfReach::LEAST, PerTenThousand::ALL))
+    }
+
+    /// The part of the time.
+    pub const fn part(self) -> PerTenThousand {
+        self.0
+    }
+
+    /// The limits with a shorter burst where the part is smaller than the default one. Otherwise a tick would wait so
+    /// much longer for its turns, with a plan that becomes old, while a change of the policy waits for its end.
+    pub(super) fn shorten(self, limits: BudgetLimits) -> BudgetLimits {
+        let default = OutOfReach::default();
+        if self >= default {
+            return limits;
+        }
+        BudgetLimits { burst: limits.burst / default.0.get() * self.0.get(), ..limits }
+    }
+}
+
+impl Default for OutOfReach {
+    /// 30 ms of 100, so that a guest keeps more than half of its speed.
+    fn default() -> OutOfReach {
+        OutOfReach(PerTenThousand::new(3_000))
+    }
+}
+
+/// Text that is not an [`OutOfReach`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a part of the time: write a number from 1 to 100 and a %, like \"30%\"")]
+pub struct OutOfReachError(String);
+
+/// `30%` or `12.5%`.
+impl FromStr for OutOfReach {
+    type Err = OutOfReachError;
+
+    fn from_str(text: &str) -> Result<OutOfReach, OutOfReachError> {
+        let percent = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
+        let part = percent.filter(|percent| (1.0..=100.0).contains(percent));
+        let part = part.map(|percent| PerTenThousand::new((percent * 100.0).round() as u32));
+        part.map(OutOfReach).ok_or_else(|| OutOfReachError(text.to_owned()))
+    }
+}
+
+/// The form that [`OutOfReach::from_str`] reads.
+impl fmt::Display for OutOfReach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.get() / 100, self.0.get() % 100) {
+            (whole, 0) => write!(f, "{whole}%"),
+            (whole, hundredths) => write!(f, "{whole}.{hundredths:02}%"),
+        }
+    }
+}
+
 /// Account of one VM; see the module.
 #[derive(Debug)]
 pub(super) struct Reach {
-    /// Largest part of the time for which a window may be out of reach; all of it: no limit.
     part: PerTenThousand,
     account: Mutex<Account>,
 }
@@ -51,14 +119,22 @@ struct Account {
 
 impl Reach {
     /// With this part of the time, and full credit.
-    pub fn new(part: PerTenThousand) -> Reach {
-        Reach { part, account: Mutex::default() }
+    pub fn new(part: OutOfReach) -> Reach {
+        Reach { part: part.part(), account: Mutex::default() }
+    }
+
+    /// Changes the part. What is earned, or owed, is at most what it can be with the new one.
+    pub fn set_part(&mut self, part: OutOfReach) {
+        self.part = part.part();
+        let (most, least) = (self.credit_most(), self.credit_least());
+        let account = self.account.get_mut();
+        account.credit_ns = account.credit_ns.clamp(least, most);
     }
 
     /// Time to wait before a window may be out of reach again; zero if it may be now.
     pub fn wait(&self, now: Moment) -> Duration {
         let mut account = self.lock();
-        let most = self.part_of(INTERVAL) / i64::from(SAVED_PART);
+        let most = self.credit_most();
         let earned = match account.credited_at {
             Some(at) => self.part_of(now.since(at)) / i64::from(SAVED_PART) * i64::from(SAVED_PART - 1),
             None => most,
@@ -78,12 +154,22 @@ impl Reach {
         let mut account = self.lock();
         let not_booked = account.booked_until.map_or(time, |until| time.min(now.since(until)));
         let credit = account.credit_ns.saturating_sub(nanoseconds(not_booked));
-        let least = -(self.part_of(DEBT_MAX) / i64::from(SAVED_PART) * i64::from(SAVED_PART - 1));
+        let least = self.credit_least();
         if credit < least {
             account.credited_at = account.credited_at.max(Some(now));
         }
         account.credit_ns = credit.max(least);
         account.booked_until = account.booked_until.max(Some(now));
+    }
+
+    /// Most that can be saved up.
+    fn credit_most(&self) -> i64 {
+        self.part_of(INTERVAL) / i64::from(SAVED_PART)
+    }
+
+    /// The largest debt, below zero.
+    fn credit_least(&self) -> i64 {
+        -(self.part_of(DEBT_MAX) / i64::from(SAVED_PART) * i64::from(SAVED_PART - 1))
     }
 
     fn part_of(&self, time: Duration) -> i64 {
@@ -100,7 +186,9 @@ impl Reach {
 mod tests {
     use super::*;
 
-    const THIRTY_PERCENT: PerTenThousand = PerTenThousand::new(3_000);
+    fn percent(percent: u32) -> OutOfReach {
+        OutOfReach::nearest_to(PerTenThousand::new(percent * 100))
+    }
 
     fn ms(time: u64) -> Duration {
         Duration::from_millis(time)
@@ -130,7 +218,7 @@ mod tests {
     #[test]
     fn windows_are_out_of_reach_for_the_part_of_any_100_ms_and_one_window() {
         for window_us in [250, 700, 3_000] {
-            let out = copies(&Reach::new(THIRTY_PERCENT), window_us);
+            let out = copies(&Reach::new(OutOfReach::default()), window_us);
             let most = most_in_100_ms(&out);
             assert!(most <= 30_000 + window_us, "{most} us with windows of {window_us} us");
             let all: u64 = out.iter().map(|(began, ended)| ended - began).sum();
@@ -140,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_long_time_without_work_saves_up_no_more_than_a_sixth_of_the_part() {
-        let reach = Reach::new(THIRTY_PERCENT);
+        let reach = Reach::new(OutOfReach::default());
         assert_eq!(reach.wait(Moment::after_start(Duration::ZERO)), Duration::ZERO);
         let later = Duration::from_secs(100);
         assert_eq!(reach.wait(Moment::after_start(later)), Duration::ZERO);
@@ -150,7 +238,7 @@ mod tests {
 
     #[test]
     fn windows_that_are_out_of_reach_at_the_same_time_count_once() {
-        let reach = Reach::new(THIRTY_PERCENT);
+        let reach = Reach::new(OutOfReach::default());
         let at = |time| Moment::after_start(ms(time));
         assert_eq!(reach.wait(at(1000)), Duration::ZERO);
         for _ in 0..10 {
@@ -163,7 +251,7 @@ mod tests {
 
     #[test]
     fn after_the_time_to_wait_a_window_may_be_out_of_reach_and_not_before() {
-        let reach = Reach::new(THIRTY_PERCENT);
+        let reach = Reach::new(OutOfReach::default());
         assert_eq!(reach.wait(Moment::after_start(Duration::ZERO)), Duration::ZERO);
         let now = ms(40);
         reach.was_out(now, Moment::after_start(now));
@@ -177,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_window_that_was_out_for_an_hour_holds_up_the_next_one_for_a_second() {
-        let reach = Reach::new(THIRTY_PERCENT);
+        let reach = Reach::new(OutOfReach::default());
         assert_eq!(reach.wait(Moment::after_start(Duration::ZERO)), Duration::ZERO);
         let hour = Duration::from_secs(3_600);
         reach.was_out(hour, Moment::after_start(hour));
@@ -187,8 +275,53 @@ mod tests {
 
     #[test]
     fn all_of_the_time_is_no_limit() {
-        let reach = Reach::new(PerTenThousand::ALL);
+        let reach = Reach::new(OutOfReach::NO_LIMIT);
         reach.was_out(ms(900), Moment::after_start(ms(900)));
         assert_eq!(reach.wait(Moment::after_start(ms(900))), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_debt_of_a_larger_part_is_earned_within_a_second_of_the_new_one() {
+        let mut reach = Reach::new(percent(100));
+        reach.was_out(ms(900), Moment::after_start(ms(900)));
+        reach.set_part(percent(1));
+        let wait = reach.wait(Moment::after_start(ms(900)));
+        assert!(wait > DEBT_MAX * 9 / 10 && wait <= DEBT_MAX, "{wait:?}");
+        reach.set_part(percent(100));
+        assert_eq!(reach.wait(Moment::after_start(ms(900))), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_a_larger_part_saved_up_is_lost_with_it() {
+        let mut reach = Reach::new(percent(60));
+        assert_eq!(reach.wait(Moment::after_start(ms(0))), Duration::ZERO);
+        reach.set_part(percent(6));
+        reach.was_out(ms(2), Moment::after_start(ms(2)));
+        assert!(reach.wait(Moment::after_start(ms(2))) > Duration::ZERO, "10 ms were saved up, and 1 ms may be");
+    }
+
+    #[test]
+    fn a_part_is_a_percentage_from_1_to_100() {
+        let parsed = |text: &str| text.parse::<OutOfReach>().ok().map(|part| part.part().get());
+        let good = ["1%", "30%", "12.5%", "99.99%", "100%"].map(parsed);
+        assert_eq!(good, [100, 3_000, 1_250, 9_999, 10_000].map(Some));
+        for wrong in ["", "%", "30", "0%", "0.99%", "100.01%", "-1%", "NaN%", "inf%", "a%", "30 %", "30%%"] {
+            let error = wrong.parse::<OutOfReach>().expect_err(wrong).to_string();
+            assert!(error.contains(&format!("{wrong:?}")) && error.contains("from 1 to 100 and a %"), "{error}");
+        }
+        for text in ["1%", "30%", "12.50%", "100%"] {
+            assert_eq!(text.parse::<OutOfReach>().expect("it is a part").to_string(), text);
+        }
+        assert_eq!(OutOfReach::default().to_string(), "30%");
+        let nearest = [0, 50_000].map(|part| OutOfReach::nearest_to(PerTenThousand::new(part)).to_string());
+        assert_eq!(nearest, ["1%", "100%"]);
+    }
+
+    #[test]
+    fn a_smaller_part_than_the_default_has_a_shorter_burst_and_no_other_part_changes_the_limits() {
+        let limits = BudgetLimits { burst: ms(300), ..BudgetLimits::default() };
+        let bursts = [1, 10, 29, 30, 31, 100].map(|part| percent(part).shorten(limits).burst);
+        assert_eq!(bursts, [10, 100, 290, 300, 300, 300].map(ms));
+        assert_eq!(BudgetLimits { burst: limits.burst, ..percent(10).shorten(limits) }, limits);
     }
 }

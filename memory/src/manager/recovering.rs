@@ -64,7 +64,7 @@ impl ManagerLoop {
         let disturbed = self.vms.iter().filter(|vm| vm.may_be_disturbed());
         let working = disturbed.filter_map(VmState::recovery).filter(|recovery| recovery.has_work());
         let bounds = working.map(|recovery| recovery.limits()).max_by_key(|limits| limits.burst);
-        let limits = bounds.map_or(self.config.limits, |bounds| bounds.burst_of(self.config.limits));
+        let limits = bounds.map_or(self.limits(), |bounds| bounds.burst_of(self.limits()));
         if self.budget.limits() != limits {
             self.budget.set_limits(limits);
         }

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use wideleaf_policies::market::{ALLOWED_FOR, Allowances};
 use wideleaf_policies::{BudgetLimits, HugePagePrice, Moment};
 
-use super::ManagedVm;
+use super::{ManagedVm, OutOfReach};
 use crate::gate::{GateState, LeftAlone};
 
 /// Commands of the loop's users; see the module.
@@ -20,6 +20,8 @@ pub(super) struct Steering {
     promised: AtomicU64,
     /// New limits that the loop has not taken over yet.
     limits: Mutex<Option<BudgetLimits>>,
+    /// New part of the time out of reach that the loop has not taken over yet.
+    out_of_reach: Mutex<Option<OutOfReach>>,
     price: Mutex<Price>,
     /// Shared by collapses that unmap a window meanwhile, exclusive for callers that need every window in its place.
     collapses: RwLock<()>,
@@ -70,6 +72,15 @@ impl Steering {
     /// Takes the new limits, once.
     pub fn take_limits(&self) -> Option<BudgetLimits> {
         self.limits.lock().take()
+    }
+
+    pub fn set_out_of_reach(&self, part: OutOfReach) {
+        *self.out_of_reach.lock() = Some(part);
+    }
+
+    /// Takes the new part, once.
+    pub fn take_out_of_reach(&self) -> Option<OutOfReach> {
+        self.out_of_reach.lock().take()
     }
 
     /// Sets the price. Its allowance adds to earlier ones, which end with the price.

@@ -27,7 +27,7 @@ use super::report::ManagerReport;
 use super::sampling::SharedAccess;
 use super::steering::Steering;
 use super::switching::SwitchError;
-use super::{ManagerConfig, ManagerLoop};
+use super::{ManagerConfig, ManagerLoop, OutOfReach};
 use crate::first_touch::{FirstTouch, FirstTouchError};
 use crate::kernel::Kernel;
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
@@ -269,6 +269,12 @@ impl Manager {
     /// Changes the limits on the cost of actions from the next tick on. A recording keeps the limits it began with.
     pub fn set_limits(&self, limits: BudgetLimits) {
         self.steering.set_limits(limits);
+    }
+
+    /// Changes the largest part of the time for which windows of one VM may be out of the guest's reach, from the next
+    /// tick on.
+    pub fn set_out_of_reach(&self, part: OutOfReach) {
+        self.steering.set_out_of_reach(part);
     }
 
     /// Sets the price of huge pages that clears the bids of all VMs of the host ([`Live::bids`]), and the number of

@@ -10,7 +10,7 @@ use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::host::{Advice, Host};
-use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, ManagerReport};
+use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, ManagerReport, OutOfReach};
 use wideleaf_memory::region::{GuestRam, RamRange};
 use wideleaf_memory::second_level::{SecondLevel, SlotId};
 use wideleaf_memory::sensors::outside_heat::{Heat, HeatRegion, HeatSource, LatestHeat};
@@ -40,8 +40,8 @@ fn host() -> Arc<FakeHost> {
 
 fn vm(second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
-    let of_nobody = ManagedVm::external(VmId(0), vec![ram()], backing, second_level);
-    ManagedVm { may_collapse_shared: true, ..of_nobody }
+    let external = ManagedVm::external(VmId(0), vec![ram()], backing, second_level);
+    ManagedVm { may_collapse_shared: true, ..external }
 }
 
 /// A budget that no test exceeds by accident.
@@ -547,7 +547,7 @@ fn a_hold_and_its_end_wait_for_nothing_after_a_collapse_has_used_up_the_time_out
     let (host, kvm) = (host(), second_level());
     let collapse = || vec![promote(0, PageSize::Huge2M)];
     let script = vec![collapse(), collapse(), vec![demote(5)], vec![promote(5, PageSize::Huge2M)]];
-    let config = ManagerConfig { out_of_reach: PerTenThousand::new(1), ..plenty() };
+    let config = ManagerConfig { out_of_reach: OutOfReach::nearest_to(PerTenThousand::new(1)), ..plenty() };
     let mut work = scripted_within(config, &host, &kvm, script);
     // Stalls of the whole guest are saved up from the first that was wanted.
     run(&mut work, &host, 1);

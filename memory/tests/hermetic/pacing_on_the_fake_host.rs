@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::Host as _;
-use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
+use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop, OutOfReach};
 use wideleaf_memory::region::{GuestRam, RamRange};
 use wideleaf_memory::testing::fake_host::{COLLAPSE_TIME, FakeHost};
 use wideleaf_memory::testing::fake_mover::FakeMover;
@@ -110,8 +110,17 @@ impl Policy for Noting {
     }
 }
 
+fn percent(percent: u32) -> OutOfReach {
+    OutOfReach::nearest_to(PerTenThousand::new(percent * 100))
+}
+
 /// Times out of reach while a loop with this part does its work.
-fn out_of_reach(part: PerTenThousand, work: Work) -> Vec<(Duration, Duration)> {
+fn out_of_reach(part: OutOfReach, work: Work) -> Vec<(Duration, Duration)> {
+    out_of_reach_after(part, work, |_| {})
+}
+
+/// The same, after `change` was made to the loop.
+fn out_of_reach_after(part: OutOfReach, work: Work, change: impl FnOnce(&ManagerLoop)) -> Vec<(Duration, Duration)> {
     let (host, seen) = (Arc::<FakeHost>::default(), Arc::default());
     let vm = work.vm(&host);
     let policy = Noting(work.policy(), Arc::clone(&seen));
@@ -121,8 +130,9 @@ fn out_of_reach(part: PerTenThousand, work: Work) -> Vec<(Duration, Duration)> {
         burst: Duration::from_secs(1),
     };
     let config = ManagerConfig { limits, out_of_reach: part, ..ManagerConfig::default() };
-    let done = ManagerLoop::new(host, vec![vm], Box::new(policy), config).tick();
-    assert_eq!(done, u64::from(WINDOWS));
+    let mut work = ManagerLoop::new(host, vec![vm], Box::new(policy), config);
+    change(&work);
+    assert_eq!(work.tick(), u64::from(WINDOWS));
     let seen = seen.lock().clone();
     assert!(seen.iter().map(|(from, to)| *to - *from).sum::<Duration>() > INTERVAL * 9 / 10, "most of 100 ms");
     seen
@@ -140,18 +150,51 @@ fn worst(times: &[(Duration, Duration)]) -> Duration {
 
 #[test]
 fn windows_are_out_of_reach_for_the_set_part_of_any_100_ms_and_one_window_more_at_most() {
-    for percent in [10, 30, 60] {
-        let part = PerTenThousand::new(percent * 100);
+    for part in [10, 30, 60] {
         for work in [Work::Collapses, Work::Splits, Work::Releases] {
-            let worst = worst(&out_of_reach(part, work));
-            assert!(worst <= INTERVAL * percent / 100 + COLLAPSE_TIME, "{work:?}, {percent} %: {worst:?}");
-            assert!(worst >= INTERVAL * percent / 200, "{work:?}, {percent} %: the loop may use it, not {worst:?}");
+            let worst = worst(&out_of_reach(percent(part), work));
+            assert!(worst <= INTERVAL * part / 100 + COLLAPSE_TIME, "{work:?}, {part} %: {worst:?}");
+            assert!(worst >= INTERVAL * part / 200, "{work:?}, {part} %: the loop may use it, not {worst:?}");
         }
     }
 }
 
 #[test]
+fn a_part_that_is_set_while_the_loop_runs_holds_as_one_from_the_start() {
+    for (before, then) in [(OutOfReach::NO_LIMIT, percent(10)), (percent(10), OutOfReach::NO_LIMIT)] {
+        let times = out_of_reach_after(before, Work::Collapses, |work| work.set_out_of_reach(then));
+        assert_eq!(worst(&times), worst(&out_of_reach(then, Work::Collapses)));
+    }
+}
+
+/// Promotes all windows within the default limits. Returns how long each tick took.
+fn ticks(part: OutOfReach) -> Vec<Duration> {
+    let host = Arc::<FakeHost>::default();
+    let config = ManagerConfig { out_of_reach: part, ..ManagerConfig::default() };
+    let vm = Work::Collapses.vm(&host);
+    let mut work = ManagerLoop::new(host.clone(), vec![vm], Work::Collapses.policy(), config);
+    let (mut took, mut done) = (Vec::new(), 0);
+    while done < u64::from(WINDOWS) {
+        let began = host.now();
+        done += work.tick();
+        took.push(host.now().since(began));
+        host.sleep(ManagerConfig::default().tick_shortest);
+    }
+    took
+}
+
+#[test]
+fn a_smaller_part_spreads_the_same_work_over_more_ticks_and_no_tick_takes_longer_for_it() {
+    let (usual, small) = (ticks(OutOfReach::default()), ticks(percent(3)));
+    let total = |ticks: &[Duration]| ticks.iter().sum::<Duration>();
+    assert!(small.len() >= usual.len() * 5, "{} and {} ticks", small.len(), usual.len());
+    assert!(total(&small) >= total(&usual) * 5, "{:?} and {:?}", total(&small), total(&usual));
+    let longest = |ticks: &[Duration]| ticks.iter().max().copied();
+    assert!(longest(&small) <= longest(&usual).map(|time| time * 5 / 4), "{small:?}, {usual:?}");
+}
+
+#[test]
 fn without_a_limit_windows_are_copied_one_right_after_another() {
-    let times = out_of_reach(PerTenThousand::ALL, Work::Collapses);
+    let times = out_of_reach(OutOfReach::NO_LIMIT, Work::Collapses);
     assert!(worst(&times) > INTERVAL * 9 / 10, "{:?}", worst(&times));
 }
