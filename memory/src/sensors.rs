@@ -1,6 +1,7 @@
 //! Sources of measurements, one in each file. Each turns a kernel interface into plain columns or typed samples.
 
 pub mod access;
+pub mod access_regions;
 pub mod access_sample;
 pub mod damon;
 pub mod free_blocks;

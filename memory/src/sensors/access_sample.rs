@@ -47,13 +47,15 @@ pub struct AccessCost {
 }
 
 /// A finished sample.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessSample {
     /// Results of all requested windows, in the order requested.
     pub rows: Vec<(WindowIndex, Seen)>,
     /// Time that each window was watched: until its first touch, or to the end without one. Empty if the sampler does
     /// not measure it.
     pub watched_for: BTreeMap<WindowIndex, Duration>,
+    /// Number of neighbouring windows with the result of a window. One that is not in it has a result of its own.
+    pub shared_by: BTreeMap<WindowIndex, u64>,
     /// Cost of the sample.
     pub cost: AccessCost,
 }

@@ -17,7 +17,6 @@ mod fake_tree;
 mod guests;
 mod kdamonds;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use wideleaf_policies::units::kib;
@@ -93,6 +92,14 @@ impl DamonSensor {
         Some(range.hva + (window.start() - range.gpa.start()))
     }
 
+    /// Number of windows in the widest region that reaches into the window: each of them has the result of one page.
+    fn shared_by(&self, regions: &Result<Vec<Region>, DamonError>, window: WindowIndex) -> u64 {
+        let (Ok(regions), Some(start)) = (regions, self.start_of(window)) else { return 1 };
+        let end = start + PageSize::Huge2M.bytes();
+        let reaching = regions.iter().filter(|region| region.start < end && start < region.end);
+        reaching.map(windows_of).max().unwrap_or(1)
+    }
+
     fn seen(&self, regions: &Result<Vec<Region>, DamonError>, window: WindowIndex) -> Seen {
         let (Ok(regions), Some(start)) = (regions, self.start_of(window)) else { return Seen::Unknown("refused") };
         let end = start + PageSize::Huge2M.bytes();
@@ -110,6 +117,11 @@ impl DamonSensor {
     }
 }
 
+/// Number of windows that such a region covers, at least in part.
+fn windows_of(region: &Region) -> u64 {
+    (region.end - region.start).get().div_ceil(PageSize::Huge2M.bytes().get())
+}
+
 impl AccessSampler for DamonSensor {
     fn start(&mut self, _: &dyn Host, windows: &[WindowIndex]) {
         self.asked = windows.to_vec();
@@ -122,10 +134,12 @@ impl AccessSampler for DamonSensor {
             tracing::warn!("DAMON: {error}");
         }
         let asked = std::mem::take(&mut self.asked);
+        let shared = asked.iter().map(|window| (*window, self.shared_by(&regions, *window)));
+        let shared_by = shared.filter(|(_, windows)| *windows > 1).collect();
         let rows: Vec<_> = asked.into_iter().map(|window| (window, self.seen(&regions, window))).collect();
         let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
         let cost = AccessCost { windows: rows.len() as u64, events: 0, cpu };
-        AccessSample { rows, watched_for: BTreeMap::new(), cost }
+        AccessSample { rows, shared_by, cost, ..AccessSample::default() }
     }
 }
 
@@ -143,6 +157,7 @@ mod tests {
     use super::fake_tree::{BASE, said, say, tree};
     use super::*;
     use crate::testing::fake_host::FakeHost;
+    use std::collections::BTreeMap;
     use std::fs;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange};
@@ -177,6 +192,16 @@ mod tests {
         assert_eq!(sampled(&root), [Seen::Touched, Seen::Untouched, Seen::Untouched, Seen::Unknown("not_monitored")]);
         let root = tree("0\n", "fvaddr\n", &[(0, 3, "1\n"), (3, 5, "0\n")]);
         assert_eq!(sampled(&root), [Seen::Touched, Seen::Touched, Seen::Untouched, Seen::Untouched]);
+    }
+
+    #[test]
+    fn a_sample_tells_how_many_windows_share_a_region() {
+        let root = tree("0\n", "vaddr\nfvaddr\n", &[(0, 5, "0\n"), (5, 1, "3\n"), (6, 2, "1\n")]);
+        let mut sensor = DamonSensor::start(root.path(), &ranges()).expect("the files are there");
+        sensor.start(&FakeHost::default(), &[0, 1, 2, 3].map(WindowIndex::new));
+        let shared_by = sensor.finish(&FakeHost::default()).shared_by;
+        // The first region reaches into the third window.
+        assert_eq!(shared_by, BTreeMap::from([0, 1, 2].map(|window| (WindowIndex::new(window), 3))));
     }
 
     #[test]

@@ -395,7 +395,7 @@ impl AccessSampler for MinorFaultSensor {
             .collect();
         cost.events = rows.iter().filter(|(_, seen)| *seen == Seen::Touched).count() as u64;
         cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
-        AccessSample { rows, watched_for: BTreeMap::new(), cost }
+        AccessSample { rows, cost, ..AccessSample::default() }
     }
 
     fn why_it_ended(&self) -> Option<String> {

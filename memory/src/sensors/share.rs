@@ -101,6 +101,12 @@ impl Share {
         if affordable < self.limits.least.min(all) { 0 } else { affordable }
     }
 
+    /// Number of windows that the budget pays for in this time, without any slower tempo.
+    pub fn windows_in(&self, time: Duration) -> usize {
+        let windows = nanoseconds(part(time, self.limits.budget)) / nanoseconds(self.cost).max(1);
+        usize::try_from(windows).unwrap_or(usize::MAX)
+    }
+
     /// Whether the credit suffices for the largest sample, out of `all` windows.
     pub fn pays_for_largest(&self, now: Moment, all: usize) -> bool {
         let mut then = *self;
@@ -198,6 +204,16 @@ mod tests {
         let mut share = Share::new(LIMITS, COST, at(0));
         // Half a per cent of a second is 5 ms: 20 windows of 250 us.
         assert_eq!(samples(&mut share, 0..4, COST), [32, 20, 20, 20]);
+    }
+
+    #[test]
+    fn a_minute_pays_for_as_many_windows_as_they_cost() {
+        let mut share = Share::new(LIMITS, COST, at(0));
+        assert_eq!(share.windows_in(Duration::from_secs(60)), 1_200);
+        share.expect(COST * 4);
+        assert_eq!(share.windows_in(Duration::from_secs(60)), 300);
+        share.set_budget(PerTenThousand::new(0));
+        assert_eq!(share.windows_in(Duration::from_secs(60)), 0);
     }
 
     #[test]

@@ -13,12 +13,13 @@ use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::detached::WindowMover;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
+use wideleaf_memory::sensors::access_regions::{AccessRegions, RegionSample};
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::sampled_pages::SAMPLED_PAGES;
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Moment, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
 const WORDS_PER_PAGE: usize = 4096 >> 3;
@@ -116,6 +117,52 @@ fn the_number_of_events_is_that_of_touched_windows() {
     assert!(made.into_iter().enumerate().all(is_kept) || !gives_page_tables_back(), "huge pages stay whole");
     assert_eq!(wrong(&ram, 0..words(&ram).len()), 0);
     println!("{:?}", mover.aside().report());
+}
+
+#[test]
+fn what_is_used_of_64_gib_is_found_by_samples_of_regions() {
+    if moves::are_missing() {
+        return;
+    }
+    const WINDOWS: usize = 32 << 10;
+    /// What half a per cent of a core pays for in a second, and in a minute, at a third of a millisecond each.
+    const SAMPLES: usize = 15;
+    const SAMPLES_A_MINUTE: usize = 60 * SAMPLES;
+    const USED: std::ops::Range<usize> = 20_000..22_500;
+    let (ram, host) = (map(WINDOWS as u64), host());
+    // One page of each window is there.
+    let word = |window: usize| &words(&ram)[window * WORDS_PER_WINDOW];
+    (0..WINDOWS).for_each(|window| word(window).store(value(window, 0), Ordering::Relaxed));
+    let is_as_written = |window: usize| word(window).load(Ordering::Relaxed) == value(window, 0);
+    let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
+    let mut sensor = AccessSensor::new(mover.aside().clone(), UNPACED);
+    let (all, mut regions) = (windows(0..WINDOWS as u64), AccessRegions::new(WINDOWS, SAMPLES_A_MINUTE));
+    let (mut samples, mut cpu) = (0, Duration::ZERO);
+    for second in 0..600 {
+        let share = regions.next_share(&all, &all, SAMPLES);
+        sensor.start(host.as_ref(), &share);
+        let mut used = share.iter().map(|window| window.get() as usize).filter(|window| USED.contains(window));
+        assert!(used.all(is_as_written));
+        let sample = sensor.finish(host.as_ref());
+        (samples, cpu) = (samples + sample.cost.windows, cpu + sample.cost.cpu);
+        for (window, seen) in sample.rows {
+            let (row, was_touched) = (window.get() as usize, seen == Seen::Touched);
+            assert_eq!(seen, if USED.contains(&row) { Seen::Touched } else { Seen::Untouched }, "{window}");
+            let at = Moment::after_start(Duration::from_secs(second));
+            let watched_for = sample.watched_for.get(&window).copied();
+            regions.add(RegionSample { row, was_touched, watched_for, at });
+        }
+    }
+    let (mut seen, mut wrong) = (0, 0);
+    for heat in regions.heat() {
+        let used = heat.rows.clone().filter(|row| USED.contains(row)).count();
+        let is_used = heat.history.was_touched() == Some(true);
+        seen += heat.rows.len();
+        wrong += if is_used { heat.rows.len() - used } else { used };
+    }
+    println!("{samples} samples in {cpu:?}; {} regions; {wrong} of {seen} windows wrong", regions.number());
+    assert!(seen == WINDOWS && wrong <= WINDOWS / 100, "{wrong} of {seen} windows");
+    assert!((0..WINDOWS).all(is_as_written));
 }
 
 #[test]

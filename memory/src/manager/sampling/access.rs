@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Windows that the policy hurries for have turns and a budget of their own. A large window goes aside and comes back
-//! as one huge page.
+//! as one huge page. Of a guest so large that all windows would take longer than [`EACH_WITHIN`], a share has a window
+//! of each region instead ([`AccessRegions`]), so that all of the guest is seen once a minute.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use crate::manager::sensor_cost::SensorCost;
 use crate::mover::ASIDE_SLOTS;
 use crate::region::GuestRam;
 use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Seen};
+use crate::sensors::access_regions::{AccessRegions, RegionSample};
 use crate::sensors::damon::DamonSensor;
 use crate::sensors::minor_faults::MinorFaultSensor;
 use crate::sensors::share::{Share, ShareLimits};
@@ -74,6 +76,13 @@ const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
 /// Maximum number of windows in an urgent sample: with fewer than in others, the first results come sooner.
 const URGENT_MOST: usize = ACCESS_MOST / 2;
 
+/// Time within which each window has to be sampled: with a longer one, regions are sampled instead. By then a guest
+/// has often changed what it uses.
+const EACH_WITHIN: Duration = Duration::from_secs(600);
+
+/// Time within which each region is sampled.
+const REGIONS_WITHIN: Duration = Duration::from_secs(60);
+
 const URGENT_LIMITS: ShareLimits =
     ShareLimits { budget: URGENT_BUDGET, burst: Duration::ZERO, least: ACCESS_LEAST, most: URGENT_MOST };
 
@@ -94,11 +103,13 @@ struct Sampled {
     at: Moment,
     /// Age at that moment: not zero for a sample that another process took.
     age_then: Duration,
+    /// Number of windows that share its result.
+    windows: u64,
 }
 
 impl Sampled {
-    fn age(self, now: Moment) -> Duration {
-        now.since(self.at) + self.age_then
+    fn quality(self, now: Moment) -> SampleQuality {
+        SampleQuality::new(now.since(self.at) + self.age_then, self.windows)
     }
 }
 
@@ -156,6 +167,8 @@ struct AccessSampling {
     /// Moves windows for samples and swaps; `None` where windows are not moved.
     mover: Option<WindowMover>,
     rotation: Rotation,
+    /// Regions, while the guest is too large for samples of each window.
+    regions: Option<AccessRegions>,
     share: Share,
     /// Turns, budget and number of the windows that the policy hurries for.
     urgent_turns: UrgentTurns,
@@ -207,8 +220,9 @@ impl SlowSensor for SharedAccess {
         let sampling = self.lock();
         for ((row, history), sampled) in rows.iter_mut().zip(&sampling.histories).zip(&sampling.sampled) {
             row.access = *history;
-            row.access_quality = sampled.map(|sampled| SampleQuality::new(sampled.age(now), 1)).unwrap_or_default();
+            row.access_quality = sampled.map(|sampled| sampled.quality(now)).unwrap_or_default();
         }
+        sampling.fill_by_region(rows, now);
     }
 
     fn forget(&mut self) {
@@ -262,7 +276,7 @@ impl AccessSampling {
         for AccessesBefore { window, history, age } in before {
             if let Ok(row) = self.windows.binary_search(window) {
                 self.histories[row] = *history;
-                self.sampled[row] = Some(Sampled { at: Moment::START, age_then: *age });
+                self.sampled[row] = Some(Sampled { at: Moment::START, age_then: *age, windows: 1 });
             }
         }
     }
@@ -285,6 +299,7 @@ impl AccessSampling {
             priced_at: None,
             refilled: 0,
             rotation: Rotation::default(),
+            regions: None,
             urgent_turns: UrgentTurns::default(),
             urgent_share: share.with_limits(URGENT_LIMITS, ACCESS_COST).beginning_with_nothing(),
             urgent: 0,
@@ -308,6 +323,7 @@ impl AccessSampling {
         self.histories.fill(AccessHistory::default());
         self.frequencies.fill(TouchFrequency::default());
         self.sampled.fill(None);
+        self.regions = None;
         self.small.clear();
         self.backed = 0;
         self.guest.forget();
@@ -336,12 +352,18 @@ impl AccessSampling {
             self.share.unchanged_in_burst(0, 0);
         }
         let fault = if self.takes_aside { fault } else { FaultPrice::assumed(None) };
+        self.begin_or_end_regions();
         let wanted = if self.share.is_bursting() { &self.small } else { backed };
         if self.priced_at.is_none_or(|before| fault.differs_from(before)) {
             self.share.expect(ACCESS_COST + RefaultCost::of_each(wanted, rows, fault));
             self.priced_at = self.priced_at.map(|_| fault);
         }
-        let share = self.rotation.next_share(wanted, self.share.next(host.now(), wanted.len()));
+        let number = self.share.next(host.now(), wanted.len());
+        let share = match &mut self.regions {
+            // All of them, also in a burst: a region without a small window would lose its turn.
+            Some(regions) => regions.next_share(&self.windows, backed, number),
+            None => self.rotation.next_share(wanted, number),
+        };
         if share.is_empty() {
             self.cost.ticks_without += u64::from(!backed.is_empty());
             return;
@@ -349,6 +371,39 @@ impl AccessSampling {
         self.refills.expect(&share, rows, fault);
         self.priced_at.get_or_insert(fault);
         self.begin(host, &share);
+    }
+
+    /// Samples by region where the budget cannot pay for each window in time. Regions stay until half as many windows
+    /// are left: the cost of a sample varies.
+    fn begin_or_end_regions(&mut self) {
+        let windows_most = self.share.windows_in(EACH_WITHIN);
+        let stay_most = if self.regions.is_some() { windows_most / 2 } else { windows_most };
+        if self.backed <= stay_most {
+            self.regions = None;
+            return;
+        }
+        let most = self.share.windows_in(REGIONS_WITHIN);
+        self.regions.get_or_insert_with(|| AccessRegions::new(self.windows.len(), most)).set_most(most);
+        // No slower tempo: a round is what the budget pays for in a minute.
+        self.share.changed();
+    }
+
+    /// Completes rows by the results of their regions, where these tell more than samples of the windows themselves.
+    fn fill_by_region(&self, rows: &mut [WindowRow], now: Moment) {
+        for heat in self.regions.iter().flat_map(AccessRegions::heat) {
+            let quality = SampleQuality::new(now.since(heat.newest), heat.rows.len() as u64);
+            for row in heat.rows.clone() {
+                let own = self.histories[row].was_touched().zip(self.sampled[row].map(|sampled| sampled.at));
+                if heat.is_better_than(own) {
+                    (rows[row].access, rows[row].access_quality) = (heat.history, quality);
+                }
+            }
+        }
+    }
+
+    /// Result that a sample of this window would confirm or change.
+    fn was_touched(&self, row: usize) -> Option<bool> {
+        self.regions.as_ref().map_or(self.histories[row].was_touched(), |regions| regions.was_touched(row))
     }
 
     /// Begins a sample of windows that the policy hurries for, once there is credit for the largest: each ends with a
@@ -404,16 +459,22 @@ impl AccessSampling {
                 self.refilled += if self.takes_aside { self.refills.mappings(window) } else { 0 };
             }
             let is_small = self.small.binary_search(&window).is_ok();
-            if is_small && self.histories[row].was_touched() != Some(was_touched) {
+            if is_small && self.was_touched(row) != Some(was_touched) {
                 news += 1;
                 self.share.changed();
             } else {
                 unchanged += 1;
             }
-            self.sampled[row] = Some(Sampled { at: now, age_then: Duration::ZERO });
+            let windows = sample.shared_by.get(&window).copied().unwrap_or(1);
+            self.sampled[row] = Some(Sampled { at: now, age_then: Duration::ZERO, windows });
+            let watched_for = sample.watched_for.get(&window).copied();
+            // Urgent samples are not spread over their region.
+            if let Some(regions) = self.regions.as_mut().filter(|_| !is_urgent) {
+                regions.add(RegionSample { row, was_touched, watched_for, at: now });
+            }
             let frequency = &mut self.frequencies[row];
-            if let Some(watched_for) = sample.watched_for.get(&window) {
-                frequency.add(was_touched, *watched_for);
+            if let Some(watched_for) = watched_for {
+                frequency.add(was_touched, watched_for);
             }
             self.histories[row] = self.histories[row].with(was_touched).with_touches_per_s(frequency.per_second());
         }
@@ -421,7 +482,8 @@ impl AccessSampling {
         if is_urgent {
             self.urgent_share.paid(windows, cpu + refilling);
         } else {
-            self.share.unchanged_in_burst(unchanged, self.small.len());
+            let round = |windows: usize| self.regions.as_ref().map_or(windows, |of| of.number().min(windows));
+            self.share.unchanged_in_burst(unchanged, round(self.small.len()));
             self.share.unchanged(unchanged, self.backed);
             if news >= ACCESS_LEAST && news * NEWS_IN >= looked_at {
                 self.share.burst();
@@ -496,7 +558,6 @@ mod tests {
     use crate::sensors::access::AccessSample;
     use crate::testing::fake_host::FakeHost;
     use crate::testing::fake_second_level::FakeSecondLevel;
-    use std::collections::BTreeMap;
 
     /// A sensor with a userfaultfd that can no longer be read.
     struct Ended;
@@ -507,7 +568,7 @@ mod tests {
         }
 
         fn finish(&mut self, _: &dyn Host) -> AccessSample {
-            AccessSample { rows: Vec::new(), watched_for: BTreeMap::new(), cost: AccessCost::default() }
+            AccessSample::default()
         }
 
         fn why_it_ended(&self) -> Option<String> {
@@ -518,6 +579,8 @@ mod tests {
     /// A sensor that sees the same of each window of its sample, and needs no CPU time.
     struct Always {
         seen: Seen,
+        /// Number of windows that share each result.
+        shared_by: u64,
         sample: Vec<WindowIndex>,
     }
 
@@ -530,11 +593,9 @@ mod tests {
             let rows: Vec<_> = std::mem::take(&mut self.sample).into_iter().map(|window| (window, self.seen)).collect();
             let windows = rows.len() as u64;
             let events = if self.seen == Seen::Touched { windows } else { 0 };
-            AccessSample {
-                rows,
-                watched_for: BTreeMap::new(),
-                cost: AccessCost { windows, events, cpu: Duration::ZERO },
-            }
+            let shared_by = rows.iter().map(|(window, _)| (*window, self.shared_by)).collect();
+            let cost = AccessCost { windows, events, cpu: Duration::ZERO };
+            AccessSample { rows, shared_by, cost, ..AccessSample::default() }
         }
 
         fn why_it_ended(&self) -> Option<String> {
@@ -554,7 +615,7 @@ mod tests {
         AccessSampling::of_sampler(
             VmId(0),
             "access",
-            Box::new(Always { seen, sample: Vec::new() }),
+            Box::new(Always { seen, shared_by: 1, sample: Vec::new() }),
             windows.to_vec(),
             share,
         )
@@ -703,6 +764,23 @@ mod tests {
     }
 
     #[test]
+    fn a_result_that_windows_share_has_their_number_as_its_error() {
+        let host = FakeHost::default();
+        let (windows, rows) = on_base_pages(ACCESS_LEAST);
+        let limits =
+            ShareLimits { budget: PerTenThousand::ALL, burst: Duration::ZERO, least: ACCESS_LEAST, most: ACCESS_LEAST };
+        let share = Share::new(limits, ACCESS_COST, host.now());
+        let sampler = Box::new(Always { seen: Seen::Untouched, shared_by: 80, sample: Vec::new() });
+        let shared =
+            SharedAccess::new(AccessSampling::of_sampler(VmId(0), "access_damon", sampler, windows.clone(), share));
+        shared.lock().start_share(&host, &windows, &rows, false, FaultPrice::assumed(None));
+        shared.lock().finish(&host);
+        let mut filled: Vec<_> = (0..windows.len()).map(|row| rows.get(row)).collect();
+        shared.fill(&mut filled, host.now());
+        assert!(filled.iter().all(|row| row.access.samples() == 1 && row.access_quality.windows == 80), "{filled:?}");
+    }
+
+    #[test]
     fn urgent_windows_are_sampled_out_of_turn_once_their_own_budget_pays_for_a_large_sample() {
         let host = FakeHost::default();
         let (windows, rows) = on_base_pages(2 * URGENT_MOST);
@@ -723,6 +801,82 @@ mod tests {
         assert_eq!(begins_after(3), (true, once(URGENT_MOST, URGENT_MOST)));
         assert_eq!(begins_after(133), (true, once(2 * URGENT_MOST, 0)), "each has its turn");
         assert!(!sampling.start_urgent(&host, &[], &rows, fault), "no window is urgent any more");
+    }
+
+    /// A sensor that sees a touch of these windows alone, and needs a third of a millisecond for each.
+    struct Partly {
+        hot: std::ops::Range<u64>,
+        sample: Vec<WindowIndex>,
+    }
+
+    impl AccessSampler for Partly {
+        fn start(&mut self, _: &dyn Host, windows: &[WindowIndex]) {
+            self.sample = windows.to_vec();
+        }
+
+        fn finish(&mut self, _: &dyn Host) -> AccessSample {
+            let seen = |window: &WindowIndex| match self.hot.contains(&window.get()) {
+                true => Seen::Touched,
+                false => Seen::Untouched,
+            };
+            let rows: Vec<_> = self.sample.iter().map(|window| (*window, seen(window))).collect();
+            let watched = |(window, seen): &(WindowIndex, Seen)| {
+                (*window, Duration::from_millis(if *seen == Seen::Touched { 1 } else { 100 }))
+            };
+            let windows = std::mem::take(&mut self.sample).len() as u64;
+            let cost = AccessCost { windows, events: 0, cpu: ACCESS_COST * windows as u32 };
+            let watched_for = rows.iter().map(watched).collect();
+            AccessSample { rows, watched_for, cost, ..AccessSample::default() }
+        }
+    }
+
+    #[test]
+    fn of_64_gib_each_window_has_a_result_of_the_last_minutes_at_half_a_per_cent_of_a_core() {
+        const WINDOWS: usize = 32 << 10;
+        const HOT: std::ops::Range<u64> = 10_000..14_000;
+        let host = FakeHost::default();
+        let windows: Vec<_> = (0..WINDOWS as u64).map(WindowIndex::new).collect();
+        let mut rows = VmSnapshot::with_capacity(VmId(0), WINDOWS);
+        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Huge2M)));
+        let limits = ShareLimits {
+            budget: PerTenThousand::new(50),
+            burst: Duration::ZERO,
+            least: ACCESS_LEAST,
+            most: ACCESS_MOST,
+        };
+        let share = Share::new(limits, ACCESS_COST, host.now()).beginning_with_nothing();
+        let sampler = Box::new(Partly { hot: HOT, sample: Vec::new() });
+        let sampling = AccessSampling::of_sampler(VmId(0), "access", sampler, windows.clone(), share);
+        let shared = SharedAccess::new(sampling);
+        let cost_of_minutes = |minutes: u32| {
+            let mut sampling = shared.lock();
+            for _ in 0..minutes * 60 {
+                sampling.start_share(&host, &windows, &rows, false, FaultPrice::assumed(None));
+                host.sleep(Duration::from_secs(1));
+                sampling.finish(&host);
+            }
+            std::mem::take(&mut sampling.cost)
+        };
+        let filled = || {
+            let mut filled: Vec<_> = (0..WINDOWS).map(|row| rows.get(row)).collect();
+            shared.fill(&mut filled, host.now());
+            filled
+        };
+        let cost = cost_of_minutes(1);
+        assert!((850..=910).contains(&cost.windows), "{cost:?}");
+        let after_a_minute = filled();
+        assert!(after_a_minute.iter().all(|row| row.access.samples() > 0 && row.access_quality.age_s <= 60));
+        let of_one_window = after_a_minute.iter().filter(|row| row.access_quality.windows == 1).count();
+        assert!(of_one_window <= 910, "{of_one_window}: the others share the result of their region");
+        // Half a per cent of ten minutes, and what was saved for a largest sample.
+        let cost = cost_of_minutes(10);
+        assert!(cost.cpu <= Duration::from_millis(3_000 + 20), "{cost:?}");
+        let is_right = |row: &&WindowRow| row.access.was_touched() == Some(HOT.contains(&row.window.get()));
+        let right = filled().iter().filter(is_right).count();
+        assert!(right >= WINDOWS * 99 / 100, "{right}");
+        // Fewer windows, as after a balloon took most of them: each is sampled again.
+        shared.lock().start_share(&host, &windows[..1_000], &rows, false, FaultPrice::assumed(None));
+        assert!(shared.lock().regions.is_none());
     }
 
     #[test]
