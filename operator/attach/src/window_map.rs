@@ -129,7 +129,17 @@ pub(crate) fn of_live(about: &About<'_>, live: &Live) -> WindowMap {
     let has_node = !map.nodes.is_empty() && of(|range| &range.node);
     let notes = [(of(|range| &range.heat), heat), (of(|range| &range.guest), guest), (has_node, node)];
     map.notes.extend(notes.into_iter().filter_map(|(is_unknown, note)| is_unknown.then_some(note)));
+    let samples = live.snapshot.vms.iter().flat_map(|rows| &rows.access_quality);
+    map.notes.extend(note_on_shared_heat(samples.map(|sample| sample.windows)));
     map
+}
+
+/// How many windows have no result of their own, but that of a region; `None` if each has its own. `sharing`: for each
+/// window, the number of windows with its result.
+fn note_on_shared_heat(sharing: impl Iterator<Item = u16>) -> Option<String> {
+    let shared = sharing.filter(|windows| *windows > 1);
+    let (number, most) = shared.fold((0_u64, 0), |(number, most), windows| (number + 1, windows.max(most)));
+    (number > 0).then(|| format!("heat: {number} windows have the result of a region, the widest of {most} windows"))
 }
 
 fn has_line(live: &Live, question: &str) -> bool {
@@ -409,6 +419,13 @@ mod tests {
         assert!(of(5, 8).contains("must touch the others"), "{}", of(5, 8));
         assert!(of(8, 5).contains("was read later"), "{}", of(8, 5));
         assert_eq!(of_rows(&about(Err("ask root")), &[rows()]).notes, ["second level: ask root"]);
+    }
+
+    #[test]
+    fn results_that_windows_share_are_told_with_the_widest_region() {
+        assert_eq!(note_on_shared_heat([0, 1, 1].into_iter()), None);
+        let note = note_on_shared_heat([1, 64, 128, 0, 64].into_iter());
+        assert_eq!(note.as_deref(), Some("heat: 3 windows have the result of a region, the widest of 128 windows"));
     }
 
     #[test]
