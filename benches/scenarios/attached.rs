@@ -25,9 +25,9 @@ use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::{find, ram};
 use wideleaf_benches::coverage::{HARDLY_ANY, NEARLY_ALL, needs_base_pages};
 use wideleaf_benches::cpu::{CpuUse, Threads};
-use wideleaf_benches::limited::Times;
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
+use wideleaf_benches::times_to_event::Times;
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::median;
@@ -82,7 +82,7 @@ struct Promotion {
     window_max_ms: f64,
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     needs_kvm()?;
     match arguments.word(0, &["speed", "khugepaged"], "speed or khugepaged")? {
         0 => speed(arguments.count(1, 5)?, arguments.number(2, 28)?, waiting),
@@ -90,13 +90,13 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
     }
 }
 
-fn speed(rounds: u32, log2_words: u32, waiting: &Waiting) -> Result<Figures, Ended> {
+fn speed(rounds: u32, log2_words: u32, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let memory = Bytes::new(8 << log2_words) + BESIDE_TABLE;
     let (mut attached, mut control, mut promotions) = (Vec::new(), Vec::new(), Vec::<Promotion>::new());
     for round in 1..=rounds {
         for is_attached in arms_of_round(2, round).map(|arm| arm == 0) {
             let took = promotions.last().map_or(Duration::from_secs(2), |promotion| promotion.took);
-            warm_host_memory(memory + memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+            warm_host_memory(memory + memory).map_err(|error| ScenarioError::Skipped(error.to_string()))?;
             let mut guest =
                 start(memory, QemuRam::AnonymousOnBasePages, &format!("kernel=gups log2_words={log2_words}"))?;
             waiting.until("its updates", GUEST_LIMIT, PACE, || guest.said().marks.len() > 1)?;
@@ -122,28 +122,32 @@ fn speed(rounds: u32, log2_words: u32, waiting: &Waiting) -> Result<Figures, End
     Ok(figures_of_speed(log2_words, [&attached, &control], &promotions))
 }
 
-fn start(memory: Bytes, ram: QemuRam, cmdline: &str) -> Result<QemuGuest, Ended> {
+fn start(memory: Bytes, ram: QemuRam, cmdline: &str) -> Result<QemuGuest, ScenarioError> {
     let setup = QemuSetup::new("attached", memory, ram, cmdline);
-    QemuGuest::start(&setup).map_err(|error| Ended::Skipped(format!("QEMU: {error}")))
+    QemuGuest::start(&setup).map_err(|error| ScenarioError::Skipped(format!("QEMU: {error}")))
 }
 
 /// Updates per second, measured from now on.
-fn rate(guest: &QemuGuest, waiting: &Waiting) -> Result<f64, Ended> {
+fn rate(guest: &QemuGuest, waiting: &Waiting) -> Result<f64, ScenarioError> {
     let first = guest.said().marks.len();
     waiting.pass(MEASURED)?;
     let rate = guest.said().rate_from(first);
     Ok(rate.expect("the guest reports its progress twenty times a second"))
 }
 
-fn attach(guest: &QemuGuest) -> Result<Attached, Ended> {
-    let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("cannot attach: {error}"));
+fn attach(guest: &QemuGuest) -> Result<Attached, ScenarioError> {
+    let cannot = |error: &dyn std::fmt::Display| ScenarioError::Skipped(format!("cannot attach: {error}"));
     let process = find::with_pid(&Places::default(), guest.pid()).map_err(|error| cannot(&error))?;
     let policy = PolicyChoice::parse("auto").expect("auto is in the table");
     let settings = Settings { policy: Some(policy), qmp: Some(guest.qmp()), ..Settings::default() };
     Attached::start(process, settings).map_err(|error| cannot(&error))
 }
 
-fn promote(guest: &QemuGuest, mut reserve: WarmReserve, waiting: &Waiting) -> Result<(Attached, Promotion), Ended> {
+fn promote(
+    guest: &QemuGuest,
+    mut reserve: WarmReserve,
+    waiting: &Waiting,
+) -> Result<(Attached, Promotion), ScenarioError> {
     let began = Instant::now();
     let manager = attach(guest)?;
     let coverage = || manager.view().coverage().unwrap_or(0);
@@ -160,7 +164,7 @@ fn promote(guest: &QemuGuest, mut reserve: WarmReserve, waiting: &Waiting) -> Re
 }
 
 /// What the control arm does while the other one promotes: the same memory is taken and released over the same time.
-fn stand_by(mut reserve: WarmReserve, took: Duration, waiting: &Waiting) -> Result<(), Ended> {
+fn stand_by(mut reserve: WarmReserve, took: Duration, waiting: &Waiting) -> Result<(), ScenarioError> {
     let began = Instant::now();
     waiting.comes(took, PACE, || {
         reserve.give_back(began.elapsed().as_secs_f64() / took.as_secs_f64());
@@ -185,8 +189,8 @@ impl WarmReserve {
     /// Number of free pages ahead of the promotion: enough until its coverage is read again.
     const AHEAD: usize = 512;
 
-    fn of(memory: Bytes) -> Result<Self, Ended> {
-        let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("no warm memory: {error}"));
+    fn of(memory: Bytes) -> Result<Self, ScenarioError> {
+        let cannot = |error: &dyn std::fmt::Display| ScenarioError::Skipped(format!("no warm memory: {error}"));
         let host = LinuxHost::open().map_err(|error| cannot(&error))?;
         let huge = PageSize::Huge2M.bytes();
         let range = GpaRange::new(Gpa::new(0), huge).expect("the range is not empty");
@@ -194,10 +198,10 @@ impl WarmReserve {
         let page = || {
             let ram = GuestRam::map(&[range], backing).map_err(|error| cannot(&error))?;
             host.advise(ram.base(), huge, Advice::PopulateWrite).map_err(|error| cannot(&error))?;
-            Ok::<_, Ended>(ram)
+            Ok::<_, ScenarioError>(ram)
         };
         let total = memory.get().div_ceil(huge.get()) as usize;
-        let pairs = (0..total).map(|_| Ok((page()?, page()?))).collect::<Result<Vec<_>, Ended>>()?;
+        let pairs = (0..total).map(|_| Ok((page()?, page()?))).collect::<Result<Vec<_>, ScenarioError>>()?;
         let (pages, neighbours) = pairs.into_iter().unzip();
         let mut reserve = Self { pages, _neighbours: neighbours, total };
         reserve.give_back(0.0);
@@ -223,7 +227,7 @@ fn gaps(guest: &QemuGuest) -> (f64, f64) {
 
 fn figures_of_speed(log2_words: u32, [attached, control]: [&[Run]; 2], promotions: &[Promotion]) -> Figures {
     let rounds = attached.len();
-    let gain = |runs: &[Run]| Shown::of(&runs.iter().map(|run| run.after / run.before).collect::<Vec<_>>());
+    let gain = |runs: &[Run]| SpreadMedian::of(&runs.iter().map(|run| run.after / run.before).collect::<Vec<_>>());
     let median_of = |runs: &[Run], of: fn(&Run) -> f64| median(runs.iter().map(of).collect());
     let names = [vec!["before", "after"], columns("after : before", rounds), vec!["gap p99", "longest gap"]].concat();
     let mut rows = Table::new(["arm"], names);
@@ -264,8 +268,8 @@ fn bars_of_gaps([attached, control]: [&[Run]; 2], promotions: &[Promotion]) -> [
     let gaps: Vec<f64> = both.map(|(run, control)| (run.gap_p99_ns - control.gap_p99_ns) / 1e6).collect();
     let most = Limit::AtMost(GAP_MAX_MS);
     [
-        Shown::of(&windows).bar("host's time per window, p99", 2, "ms", most),
-        Shown::of(&gaps).bar("guest's gap p99, less the control's of that round", 4, "ms", most),
+        SpreadMedian::of(&windows).bar("host's time per window, p99", 2, "ms", most),
+        SpreadMedian::of(&gaps).bar("guest's gap p99, less the control's of that round", 4, "ms", most),
     ]
 }
 
@@ -286,8 +290,8 @@ const FASTEST: usize = 1;
 /// Index of the arm at defaults. It takes minutes, and one run is enough for a factor of hundreds.
 const DEFAULTS: usize = 2;
 
-fn khugepaged(rounds: u32, hot: Bytes, waiting: &Waiting) -> Result<Figures, Ended> {
-    let mut runs: [Vec<Taken>; PROMOTERS.len()] = Default::default();
+fn khugepaged(rounds: u32, hot: Bytes, waiting: &Waiting) -> Result<Figures, ScenarioError> {
+    let mut runs: [Vec<ArmResult>; PROMOTERS.len()] = Default::default();
     for round in 1..=rounds {
         for index in arms_of_round(PROMOTERS.len(), round) {
             if index != DEFAULTS || round == 1 {
@@ -298,7 +302,7 @@ fn khugepaged(rounds: u32, hot: Bytes, waiting: &Waiting) -> Result<Figures, End
     Ok(figures_of_khugepaged(hot, &runs))
 }
 
-fn figures_of_khugepaged(hot: Bytes, runs: &[Vec<Taken>; PROMOTERS.len()]) -> Figures {
+fn figures_of_khugepaged(hot: Bytes, runs: &[Vec<ArmResult>; PROMOTERS.len()]) -> Figures {
     let times: Vec<Times> =
         runs.iter().map(|runs| Times::of(runs.iter().map(|run| run.took), KHUGEPAGED_LIMIT)).collect();
     let columns = Times::columns("to 99 % on 2m").into_iter();
@@ -323,22 +327,22 @@ fn figures_of_khugepaged(hot: Bytes, runs: &[Vec<Taken>; PROMOTERS.len()]) -> Fi
 }
 
 /// Results of one arm.
-struct Taken {
+struct ArmResult {
     /// Time to 99 %; `None` if the limit came first.
     took: Option<Duration>,
     cpu: Duration,
     reached: PerTenThousand,
 }
 
-fn time_to_huge(promoter: Promoter, hot: Bytes, waiting: &Waiting) -> Result<Taken, Ended> {
+fn time_to_huge(promoter: Promoter, hot: Bytes, waiting: &Waiting) -> Result<ArmResult, ScenarioError> {
     let memory = hot + BESIDE_TABLE;
-    warm_host_memory(memory + memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    warm_host_memory(memory + memory).map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     let line = format!("kernel=pattern bytes={} passes=1000000", hot.get());
     let mut guest = start(memory, QemuRam::Anonymous, &line)?;
     guest.check_all_words();
     let outside = Outside::of(&guest)?;
     let refusal = outside.split_all();
-    warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    warm_host_memory(memory).map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     needs_base_pages(outside.coverage(), refusal.map(|error| error.to_string()).as_deref())?;
     let began = Instant::now();
     let is_there = || outside.coverage() >= NEARLY_ALL;
@@ -360,7 +364,7 @@ fn time_to_huge(promoter: Promoter, hot: Bytes, waiting: &Waiting) -> Result<Tak
     let cpu = threads.cpu_use()?.since(before).ran;
     let reached = outside.coverage();
     guest.check_all_words();
-    Ok(Taken { took, cpu, reached })
+    Ok(ArmResult { took, cpu, reached })
 }
 
 /// Hot memory of a guest, accessed from outside.
@@ -370,13 +374,13 @@ struct Outside {
 }
 
 impl Outside {
-    fn of(guest: &QemuGuest) -> Result<Outside, Ended> {
-        let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("cannot inspect QEMU: {error}"));
+    fn of(guest: &QemuGuest) -> Result<Outside, ScenarioError> {
+        let cannot = |error: &dyn std::fmt::Display| ScenarioError::Skipped(format!("cannot inspect QEMU: {error}"));
         let process = find::with_pid(&Places::default(), guest.pid()).map_err(|error| cannot(&error))?;
         let hot = guest.said().regions["pattern"];
         let ram = ram::map(&process, None);
         let hot = ram.pieces.iter().find_map(|piece| piece.range.part(hot));
-        let hot = hot.ok_or_else(|| Ended::Skipped("cannot find QEMU's guest RAM".into()))?;
+        let hot = hot.ok_or_else(|| ScenarioError::Skipped("cannot find QEMU's guest RAM".into()))?;
         let host = ProcessHost::open(guest.pid()).map_err(|error| cannot(&error))?;
         Ok(Outside { host: Arc::new(host), hot })
     }

@@ -18,8 +18,8 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::beside_qemu::program;
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::Shown;
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::SpreadMedian;
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::Care;
@@ -43,14 +43,14 @@ const RESIDENT_MAX_MIB: f64 = 30.0;
 const SCRAPE_MAX_MS: f64 = 20.0;
 const LIST_MAX_MS: f64 = 200.0;
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     needs_kvm()?;
     let (guests_wanted, seconds) = (arguments.number(0, 50)?, arguments.number(1, 60)?);
     let start = |numbers: Range<usize>| numbers.map(|number| standing(number, waiting)).collect::<Result<Vec<_>, _>>();
     let mut guests = start(0..guests_wanted.min(LISTED))?;
     let (listed, alone) = (guests.len(), lists(waiting, list_without_daemon)?);
     guests.extend(start(listed..guests_wanted)?);
-    let folder = tempfile::tempdir().map_err(|error| Ended::Skipped(error.to_string()))?;
+    let folder = tempfile::tempdir().map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     let daemon = Daemon::start(folder.path())?;
     let socket = folder.path().join("control.sock");
     let managed = || match client::ask(&socket, Request::List) {
@@ -79,7 +79,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
     }
     let asked = lists(waiting, || match managed() {
         managed if managed >= guests.len() => Ok(()),
-        managed => Err(Ended::Failed(format!("the list has {managed} managed guests"))),
+        managed => Err(ScenarioError::Failed(format!("the list has {managed} managed guests"))),
     })?;
     let longest = scrapes.iter().copied().fold(0.0, f64::max);
     let mut all = Table::new(["figure"], ["value"]);
@@ -92,18 +92,18 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
         .table(threads)
         .bar("CPU", Cell::number(cpu_percent, 2, "% of one core"), Limit::AtMost(CPU_MAX_PERCENT))
         .bar("resident", Cell::number(resident, 1, "MiB"), Limit::AtMost(RESIDENT_MAX_MIB))
-        .bars([Shown::of(&scrapes).bar("scrape", 1, "ms", Limit::AtMost(SCRAPE_MAX_MS))])
+        .bars([SpreadMedian::of(&scrapes).bar("scrape", 1, "ms", Limit::AtMost(SCRAPE_MAX_MS))])
         .bars([list_bar(&asked, &format!("list of {} guests by the daemon", guests.len()))])
         .bars([list_bar(&alone, &format!("list of {listed} guests without a daemon"))]);
     Ok(figures)
 }
 
 fn list_bar(times_ms: &[f64], what: &str) -> Bar {
-    Shown::of(times_ms).bar(what, 1, "ms", Limit::AtMost(LIST_MAX_MS))
+    SpreadMedian::of(times_ms).bar(what, 1, "ms", Limit::AtMost(LIST_MAX_MS))
 }
 
 /// Times of lists in milliseconds.
-fn lists(waiting: &Waiting, list: impl Fn() -> Result<(), Ended>) -> Result<Vec<f64>, Ended> {
+fn lists(waiting: &Waiting, list: impl Fn() -> Result<(), ScenarioError>) -> Result<Vec<f64>, ScenarioError> {
     let mut times = Vec::new();
     for _ in 0..LISTS {
         let began = Instant::now();
@@ -115,25 +115,25 @@ fn lists(waiting: &Waiting, list: impl Fn() -> Result<(), Ended>) -> Result<Vec<
 }
 
 /// Runs `wideleaf list` once, as a user does.
-fn list_without_daemon() -> Result<(), Ended> {
+fn list_without_daemon() -> Result<(), ScenarioError> {
     let list =
         Command::new(program("wideleaf", "wideleaf")?).args(["list", "--no-daemon"]).stdin(Stdio::null()).output();
-    let list = list.map_err(|error| Ended::Skipped(format!("wideleaf: {error}")))?;
+    let list = list.map_err(|error| ScenarioError::Skipped(format!("wideleaf: {error}")))?;
     let text = String::from_utf8_lossy(&list.stdout);
     match list.status.success() && text.contains("idle-0") {
         true => Ok(()),
-        false => Err(Ended::Failed(format!("no list: {text}{}", String::from_utf8_lossy(&list.stderr)))),
+        false => Err(ScenarioError::Failed(format!("no list: {text}{}", String::from_utf8_lossy(&list.stderr)))),
     }
 }
 
 /// A guest that has filled its RAM and is stopped.
-fn standing(number: usize, waiting: &Waiting) -> Result<QemuGuest, Ended> {
+fn standing(number: usize, waiting: &Waiting) -> Result<QemuGuest, ScenarioError> {
     let line = "kernel=pattern bytes=33554432 passes=1000000";
     let setup = QemuSetup::new(&format!("idle-{number}"), mib(64), QemuRam::Anonymous, line);
-    let guest = QemuGuest::start(&setup).map_err(|error| Ended::Skipped(format!("QEMU: {error}")))?;
+    let guest = QemuGuest::start(&setup).map_err(|error| ScenarioError::Skipped(format!("QEMU: {error}")))?;
     let limit = Duration::from_secs(60);
     waiting.until("its first pass", limit, Duration::from_millis(10), || !guest.said().marks.is_empty())?;
-    guest.stop_vcpus().map_err(|error| Ended::Skipped(format!("QEMU's monitor: {error}")))?;
+    guest.stop_vcpus().map_err(|error| ScenarioError::Skipped(format!("QEMU's monitor: {error}")))?;
     Ok(guest)
 }
 
@@ -144,8 +144,8 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(folder: &Path) -> Result<Daemon, Ended> {
-        let skipped = |error: std::io::Error| Ended::Skipped(format!("wideleafd: {error}"));
+    fn start(folder: &Path) -> Result<Daemon, ScenarioError> {
+        let skipped = |error: std::io::Error| ScenarioError::Skipped(format!("wideleafd: {error}"));
         // A free port: the listener that found it is closed at once.
         let metrics = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(skipped)?;
         let config = folder.join("wideleafd.toml");
@@ -181,7 +181,7 @@ impl Daemon {
         line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") / 1024.0
     }
 
-    fn scrape_ms(&self) -> Result<f64, Ended> {
+    fn scrape_ms(&self) -> Result<f64, ScenarioError> {
         let began = Instant::now();
         let mut text = String::new();
         let scraped = TcpStream::connect(self.metrics).and_then(|mut stream| {
@@ -189,7 +189,7 @@ impl Daemon {
             write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
             stream.read_to_string(&mut text)
         });
-        scraped.map_err(|error| Ended::Skipped(format!("no metrics: {error}")))?;
+        scraped.map_err(|error| ScenarioError::Skipped(format!("no metrics: {error}")))?;
         assert!(text.contains("wideleaf_vm_backing_bytes"), "{text}");
         Ok(began.elapsed().as_secs_f64() * 1e3)
     }

@@ -15,8 +15,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::beside_qemu::BesideQemu;
-use wideleaf_benches::scenario::{Arguments, Ended, run};
-use wideleaf_benches::shown::Shown;
+use wideleaf_benches::scenario::{Arguments, ScenarioError, run};
+use wideleaf_benches::spread_median::SpreadMedian;
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::{Spread, median, ratios_within_rounds};
@@ -75,10 +75,10 @@ fn row(arm: &Arm<'_>, times: &[Vec<f64>], index: usize) -> [Cell; 5] {
 
 /// Targets of the first three arms.
 fn bars(times: &[Vec<f64>]) -> [Bar; 2] {
-    let ratio = Shown::of(&ratios_within_rounds(&times[1], &times[0]));
+    let ratio = SpreadMedian::of(&ratios_within_rounds(&times[1], &times[0]));
     [
         ratio.bar(&format!("{SMALL}, qemu microvm : wideleaf"), 2, "", Limit::AtLeast(TIMES_QEMU_MIN)),
-        Shown::of(&times[2]).bar(&format!("{OURS}, wideleaf"), 2, "ms", Limit::AtMost(OURS_MAX_MS)),
+        SpreadMedian::of(&times[2]).bar(&format!("{OURS}, wideleaf"), 2, "ms", Limit::AtMost(OURS_MAX_MS)),
     ]
 }
 
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
     run("boot", |arguments, _| experiment(arguments))
 }
 
-fn experiment(arguments: &Arguments) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments) -> Result<Figures, ScenarioError> {
     let rounds = arguments.count(0, ROUNDS)?;
     let other = arguments.text(1).map(Path::new);
     let beside = BesideQemu::new(MEMORY)?;

@@ -23,8 +23,8 @@ use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage};
 use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_benches::moved::{rate, slowest};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::round;
 use wideleaf_measure::statistics::median;
@@ -92,7 +92,7 @@ fn memory(log2_words: u32) -> Bytes {
     Bytes::new(8 << log2_words) + mib(256)
 }
 
-fn run(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Run, Ended> {
+fn run(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Run, ScenarioError> {
     let setup = GuestSetup {
         memory: memory(log2_words),
         backing: BackingConfig::new(arm.kind, arm.page).expect("a backing with this page size"),
@@ -112,7 +112,7 @@ fn run(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Run, Ended> {
     guest.finish(waiting)?;
     if coverage < NEARLY_ALL {
         let percent = coverage.as_fraction() * 100.0;
-        return Err(Ended::Failed(format!(
+        return Err(ScenarioError::Failed(format!(
             "cannot judge a promotion: {percent:.0} % of the table is on huge pages after {} s; free huge pages and \
              run the bench again",
             COUNTED.as_secs()
@@ -121,17 +121,17 @@ fn run(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Run, Ended> {
     let counted = &marks[before.len() - 1..];
     let speeds = (rate(&before), rate(counted), slowest(counted));
     let (Some(before), Some(counted), Some(slowest)) = speeds else {
-        return Err(Ended::Failed(format!("the guest of {} printed no marks of its progress", arm.name)));
+        return Err(ScenarioError::Failed(format!("the guest of {} printed no marks of its progress", arm.name)));
     };
     Ok(Run { before, counted, slowest, report })
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let (rounds, log2_words) = (arguments.count(0, 6)?, arguments.number(1, 25)?);
     needs_kvm()?;
     let pages = memory(log2_words).pages(PageSize::Huge2M);
     let lease = HugetlbPools::of_this_machine().lease(PageSize::Huge2M, pages);
-    let _lease = lease.map_err(|error| Ended::Skipped(error.to_string()))?;
+    let _lease = lease.map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     let of_round = |number| round(ARMS.len(), number, |arm| run(&ARMS[arm], log2_words, waiting));
     let rounds = (1..=rounds).map(of_round).collect::<Result<Vec<_>, _>>()?;
     Ok(figures(log2_words, &rounds))
@@ -141,7 +141,7 @@ fn figures(log2_words: u32, rounds: &[Vec<Run>]) -> Figures {
     let count = rounds.len();
     let of_arm = |arm: usize, of: &dyn Fn(&Run) -> f64| rounds.iter().map(|runs| of(&runs[arm])).collect::<Vec<_>>();
     let lowest = |arm: usize| of_arm(arm, &Run::dip).into_iter().fold(f64::INFINITY, f64::min);
-    let in_millions = |arm: usize, of: &dyn Fn(&Run) -> f64| Shown::of(&of_arm(arm, &|run| of(run) / 1e6));
+    let in_millions = |arm: usize, of: &dyn Fn(&Run) -> f64| SpreadMedian::of(&of_arm(arm, &|run| of(run) / 1e6));
     let spread_columns = [
         columns("before", count),
         columns("over 30 s", count),
@@ -161,7 +161,7 @@ fn figures(log2_words: u32, rounds: &[Vec<Run>]) -> Figures {
                 vec![arm.name.into()],
                 in_millions(index, &|run| run.before).cells(2, "M/s"),
                 in_millions(index, &|run| run.counted).cells(2, "M/s"),
-                Shown::of(&of_arm(index, &Run::dip)).cells(3, ""),
+                SpreadMedian::of(&of_arm(index, &Run::dip)).cells(3, ""),
                 vec![Cell::number(lowest(index), 3, ""), promoted],
             ]
             .concat(),
@@ -169,7 +169,7 @@ fn figures(log2_words: u32, rounds: &[Vec<Run>]) -> Figures {
     }
     let ratios: Vec<f64> = rounds.iter().map(|runs| runs[AUTO].counted / runs[HUGETLB].counted).collect();
     let mut ratio = Table::new(["ratio within a round"], columns("speed over 30 s", count));
-    ratio.row([vec!["auto : hugetlb".into()], Shown::of(&ratios).cells(3, "")].concat());
+    ratio.row([vec!["auto : hugetlb".into()], SpreadMedian::of(&ratios).cells(3, "")].concat());
     let what = format!("auto, slowest 100 ms : before, lowest of {count}:");
     Figures::of(format!("GUPS, 2^{log2_words} words, while it is promoted"))
         .table(speeds)
@@ -180,7 +180,7 @@ fn figures(log2_words: u32, rounds: &[Vec<Run>]) -> Figures {
         ))
         .bars([
             Bar::new(what, Cell::number(lowest(AUTO), 3, ""), Limit::AtLeast(SLOWEST_MIN)),
-            Shown::of(&ratios).bar("auto : hugetlb, over 30 s", 3, "", Limit::AtLeast(SPEED_MIN)),
+            SpreadMedian::of(&ratios).bar("auto : hugetlb, over 30 s", 3, "", Limit::AtLeast(SPEED_MIN)),
         ])
 }
 

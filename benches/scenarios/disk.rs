@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, compared, in_turns, results};
-use wideleaf_benches::scenario::{Arguments, Ended, Waiting, run};
+use wideleaf_benches::scenario::{Arguments, ScenarioError, Waiting, run};
 use wideleaf_measure::figures::Figures;
 
 const ROUNDS: u32 = 11;
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     run("disk", experiment)
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let rounds = arguments.count(0, ROUNDS)?;
     let way = WAYS[arguments.word(1, &WAYS, "threads or io_uring")?];
     let beside = BesideQemu::new(MEMORY)?;
@@ -61,7 +61,7 @@ fn qemu(beside: &BesideQemu, file: &Path, way: &str) -> Command {
     command
 }
 
-fn figures(mut command: Command, waiting: &Waiting) -> Result<[f64; 4], Ended> {
+fn figures(mut command: Command, waiting: &Waiting) -> Result<[f64; 4], ScenarioError> {
     let output = command.output().expect("the program was found a moment ago");
     // Ctrl-C also ends the guest.
     waiting.pass(Duration::ZERO)?;

@@ -23,8 +23,8 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
 use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::order::round;
@@ -71,10 +71,10 @@ struct Rounds(Vec<Vec<RunReport>>);
 
 impl Rounds {
     /// Speed under `auto` as a share of that under `never`, within rounds.
-    fn speed(&self, figure: &str) -> Shown {
+    fn speed(&self, figure: &str) -> SpreadMedian {
         let rate = |report: &RunReport| report.results[figure].value;
         let ratio = |reports: &Vec<RunReport>| rate(&reports[AUTO]) / rate(&reports[NEVER]);
-        Shown::of(&self.0.iter().map(ratio).collect::<Vec<_>>())
+        SpreadMedian::of(&self.0.iter().map(ratio).collect::<Vec<_>>())
     }
 
     /// Median of a count of the manager over the rounds.
@@ -87,34 +87,34 @@ fn kernel(case: &Case) -> &'static Kernel {
     registry::by_name(case.kernel).expect("the kernels above are in the table")
 }
 
-fn run(case: &Case, arm: &str, interrupts: &Interrupts) -> Result<RunReport, Ended> {
+fn run(case: &Case, arm: &str, interrupts: &Interrupts) -> Result<RunReport, ScenarioError> {
     let need = kernel(case).memory_for(case.parameters, 1);
     let Ok(MemoryNeed::Bytes(bytes)) = need else { panic!("{}: {need:?}", case.name) };
     let pages = Pages { host: PageSize::Base4K, guest: Some(case.guest_page) };
-    let memory = least_ram(Bytes::new(bytes), pages).map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    let memory = least_ram(Bytes::new(bytes), pages).map_err(|failure| ScenarioError::Skipped(failure.to_string()))?;
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
     let spec = RunSpec {
         guest_page: case.guest_page,
         policy: by_name(arm).expect("both policies are in the table").into(),
         ..RunSpec::of_kernel(kernel(case).name.as_str(), case.parameters, memory, backing)
     };
-    warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    warm_host_memory(memory).map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     let report = execute(&spec, interrupts, Instant::now());
-    let report = report.map_err(|failure| Ended::Skipped(format!("{} under {arm}: {failure}", case.name)))?;
+    let report = report.map_err(|failure| ScenarioError::Skipped(format!("{} under {arm}: {failure}", case.name)))?;
     let is_right = report.verification.as_ref().is_some_and(|verification| verification.passed);
     assert!(is_right, "{} under {arm}: {:?}", case.name, report.verification);
     Ok(report)
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let rounds = arguments.count(0, 30)?;
     let only = arguments.text(1);
     let cases: Vec<&Case> = CASES.iter().filter(|case| only.is_none_or(|only| case.kernel == only)).collect();
     if let (Some(text), []) = (only, &cases[..]) {
-        return Err(Ended::Argument { number: 2, text: text.into(), expected: "gups, npb.lu or npb.ep" });
+        return Err(ScenarioError::Argument { number: 2, text: text.into(), expected: "gups, npb.lu or npb.ep" });
     }
     needs_kvm()?;
-    let interrupts = Interrupts::install().map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    let interrupts = Interrupts::install().map_err(|failure| ScenarioError::Skipped(failure.to_string()))?;
     let mut measured: Vec<Rounds> = cases.iter().map(|_| Rounds(Vec::new())).collect();
     for number in 1..=rounds {
         for (case, measured) in cases.iter().zip(&mut measured) {

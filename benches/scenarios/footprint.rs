@@ -21,7 +21,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use nix::sched::{CloneFlags, unshare};
 use wideleaf_benches::beside_qemu::program;
-use wideleaf_benches::scenario::{Ended, needs_kvm, run};
+use wideleaf_benches::scenario::{ScenarioError, needs_kvm, run};
 use wideleaf_control::vm::{VmAnswer, VmRequest, ask};
 use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::table::{Cell, Table};
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     run("footprint", |_, _| experiment())
 }
 
-fn experiment() -> Result<Figures, Ended> {
+fn experiment() -> Result<Figures, ScenarioError> {
     needs_kvm()?;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = fs::File::create(folder.path().join("disk.img")).expect("a file");
@@ -103,21 +103,21 @@ fn processes(pid: u32) -> Vec<u32> {
 
 /// Memory of a process in KiB, by kind.
 #[derive(Default)]
-struct Taken {
+struct ProcessMemory {
     anonymous: BTreeMap<String, u64>,
     /// Pages of files, mostly the program's.
     of_files: u64,
 }
 
-impl Taken {
+impl ProcessMemory {
     fn sum(&self) -> u64 {
         self.anonymous.values().sum()
     }
 }
 
-fn taken(pid: u32, ram: &[Range<u64>]) -> Taken {
+fn taken(pid: u32, ram: &[Range<u64>]) -> ProcessMemory {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process exists and is ours");
-    let mut taken = Taken::default();
+    let mut taken = ProcessMemory::default();
     let mut mapping = Some(String::new());
     for line in smaps.lines() {
         let Some((name, value)) = line.split_once(": ").filter(|(name, _)| !name.contains(' ')) else {
@@ -156,7 +156,7 @@ fn size(kib: u64) -> String {
     if kib < 1 << 10 { "less than 1 MiB".into() } else { format!("{} MiB", kib >> 10) }
 }
 
-fn figures(processes: &[(u32, Taken)]) -> Figures {
+fn figures(processes: &[(u32, ProcessMemory)]) -> Figures {
     let size_of = |kib: u64| Cell::number(kib as f64, 0, "KiB");
     let mut table = Table::new(["process", "anonymous memory"], ["size"]);
     for (index, (pid, taken)) in processes.iter().enumerate() {

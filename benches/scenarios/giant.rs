@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use wideleaf_benches::guest::{Guest, GuestSetup};
-use wideleaf_benches::scenario::{self, Ended, Waiting, needs_kvm};
+use wideleaf_benches::scenario::{self, ScenarioError, Waiting, needs_kvm};
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::statistics::quantile;
 use wideleaf_measure::table::{Cell, Table};
@@ -36,7 +36,7 @@ const REST: Duration = Duration::from_millis(300);
 const PAUSE_MAX_MS: f64 = 3.0;
 
 /// A guest that has filled its pattern and rewrites it.
-fn start(pattern: &str, waiting: &Waiting) -> Result<Guest, Ended> {
+fn start(pattern: &str, waiting: &Waiting) -> Result<Guest, ScenarioError> {
     let guest = Guest::start(&GuestSetup {
         memory: gib(1) + mib(64),
         backing: BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM has huge pages"),
@@ -54,7 +54,7 @@ struct Moves {
 }
 
 impl Moves {
-    fn of(guest: &Guest, pools: &HugetlbPools, waiting: &Waiting) -> Result<Moves, Ended> {
+    fn of(guest: &Guest, pools: &HugetlbPools, waiting: &Waiting) -> Result<Moves, ScenarioError> {
         let host = LinuxHost::open().expect("/proc is mounted");
         let site = SwapSite { host: &host, ram: guest.ram(), second_level: guest.second_level().as_ref() };
         let giants = GiantPages::new(pools.clone(), false, SwapLimits::default());
@@ -116,10 +116,10 @@ fn main() -> ExitCode {
     scenario::run("giant", |_, waiting| measure(waiting))
 }
 
-fn measure(waiting: &Waiting) -> Result<Figures, Ended> {
+fn measure(waiting: &Waiting) -> Result<Figures, ScenarioError> {
     needs_kvm()?;
     let pools = HugetlbPools::of_this_machine();
-    let _lease = pools.lease(PageSize::Giant1G, 1).map_err(|error| Ended::Skipped(error.to_string()))?;
+    let _lease = pools.lease(PageSize::Giant1G, 1).map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     warm_host_memory(gib(3)).expect("memory to warm");
     let mut figures = Figures::of("moves of 1 GiB onto a giant page and back, under a guest with one vCPU");
     for pattern in ["16M", "900M"] {

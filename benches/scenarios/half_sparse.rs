@@ -25,8 +25,8 @@ use std::time::Duration;
 use wideleaf_benches::coverage::{NEARLY_ALL, host_backing_of_all, host_coverage};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
@@ -79,14 +79,14 @@ const AUTO: usize = 3;
 const NEVER: usize = 4;
 
 /// A guest of an arm, with its manager if it has one. The manager ends first, because it acts on the guest's RAM.
-struct Player {
+struct ManagedGuest {
     managed: Option<Managed>,
     guest: Guest,
 }
 
-impl Player {
+impl ManagedGuest {
     /// Starts a guest, waits until it updates and its promotion is over, and leaves it paused.
-    fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Player, Ended> {
+    fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<ManagedGuest, ScenarioError> {
         let half = half(log2_words);
         let is_promoted = matches!(arm.policy, Some("greedy" | "auto"));
         let words = WORDS_UPDATED + if is_promoted { WORDS_UPDATED_BEFORE } else { 0 };
@@ -104,7 +104,7 @@ impl Player {
         let guest = Guest::start(&setup);
         guest.updates_begin(waiting)?;
         let managed = arm.policy.map(|name| Managed::start(&guest, policy(name)));
-        let player = Player { managed, guest };
+        let player = ManagedGuest { managed, guest };
         if is_promoted {
             player.promotion_is_over(waiting)?;
         }
@@ -112,7 +112,7 @@ impl Player {
         Ok(player)
     }
 
-    fn promotion_is_over(&self, waiting: &Waiting) -> Result<(), Ended> {
+    fn promotion_is_over(&self, waiting: &Waiting) -> Result<(), ScenarioError> {
         let table = self.guest.region("table");
         let is_large = || host_coverage(self.guest.ram(), table) >= NEARLY_ALL;
         waiting.until("promotion of the table", PROMOTION_MAX, PACE, is_large)?;
@@ -154,12 +154,13 @@ struct Set {
     backings: Vec<HostBacking>,
 }
 
-fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Set, Ended> {
-    let players = ARMS.iter().map(|arm| Player::prepare(arm, log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
+fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Set, ScenarioError> {
+    let players =
+        ARMS.iter().map(|arm| ManagedGuest::prepare(arm, log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
     let guests: Vec<&Guest> = players.iter().map(|player| &player.guest).collect();
     let turns = take_turns(&guests, TURNS_MAX, SLICE, waiting)?;
-    let backings = players.iter().map(Player::backing).collect();
-    let guests: Vec<Guest> = players.into_iter().map(Player::retire).collect();
+    let backings = players.iter().map(ManagedGuest::backing).collect();
+    let guests: Vec<Guest> = players.into_iter().map(ManagedGuest::retire).collect();
     guests.into_iter().try_for_each(|guest| guest.finish(waiting))?;
     Ok(Set { turns, backings })
 }
@@ -173,15 +174,17 @@ fn over_sets(sets: &[Set], of: impl Fn(&[HostBacking]) -> Bytes) -> f64 {
     median(sets.iter().map(|set| in_mib(of(&set.backings))).collect())
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let (log2_words, sets) = (arguments.number(0, 26)?, arguments.count(1, 3)?);
     needs_kvm()?;
     let pages = memory(log2_words).pages(PageSize::Huge2M);
     let lease = HugetlbPools::of_this_machine().lease(PageSize::Huge2M, pages);
-    let _lease = lease.map_err(|error| Ended::Skipped(error.to_string()))?;
+    let _lease = lease.map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     let sets = (0..sets).map(|_| run_set(log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
     if sets.iter().all(|set| set.turns.is_empty()) {
-        return Err(Ended::Skipped("the guests ended their updates before the first turn: use a larger table".into()));
+        return Err(ScenarioError::Skipped(
+            "the guests ended their updates before the first turn: use a larger table".into(),
+        ));
     }
     Ok(figures(log2_words, &sets))
 }
@@ -196,7 +199,7 @@ fn figures(log2_words: u32, sets: &[Set]) -> Figures {
     for (index, arm) in ARMS.iter().enumerate() {
         let rates = turns.iter().flatten().map(|turn| turn[index] / 1e6).collect();
         let mut cells = vec![arm.name.into(), Cell::number(median(rates), 2, "M/s")];
-        cells.extend(Shown::ratio_within_turns(&turns, index, HUGETLB).cells(3, ""));
+        cells.extend(SpreadMedian::ratio_within_turns(&turns, index, HUGETLB).cells(3, ""));
         cells.extend([
             Cell::number(resident(index), 1, "MiB"),
             Cell::number(over_sets(sets, |backings| backings[index].huge_2m), 0, "MiB"),
@@ -217,10 +220,10 @@ fn figures(log2_words: u32, sets: &[Set]) -> Figures {
 fn bars(sets: &[Set], turns: &[Vec<Vec<f64>>]) -> [Bar; 2] {
     let resident = |set: &Set, arm: usize| in_mib(set.backings[arm].resident());
     let grown: Vec<f64> = sets.iter().map(|set| resident(set, AUTO) / resident(set, NEVER)).collect();
-    let speed = Shown::ratio_within_turns(turns, AUTO, HUGETLB);
+    let speed = SpreadMedian::ratio_within_turns(turns, AUTO, HUGETLB);
     [
         speed.bar("auto : hugetlb", 3, "", Limit::AtLeast(SPEED_MIN)),
-        Shown::of(&grown).bar("resident auto : never", 3, "", Limit::AtMost(RESIDENT_MAX)),
+        SpreadMedian::of(&grown).bar("resident auto : never", 3, "", Limit::AtMost(RESIDENT_MAX)),
     ]
 }
 

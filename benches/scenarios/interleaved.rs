@@ -19,8 +19,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::table::Table;
 use wideleaf_memory::actuators::collapse::collapse_window;
@@ -64,7 +64,7 @@ const PROMOTED: usize = 1;
 const HUGETLB: usize = 2;
 
 /// Starts a guest, lets it fill its table and begin to update, promotes it if the arm says so, and leaves it paused.
-fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Guest, Ended> {
+fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Guest, ScenarioError> {
     let rounds = (WORDS_UPDATED >> log2_words).max(1);
     let setup = GuestSetup {
         memory: memory(log2_words),
@@ -102,7 +102,7 @@ fn memory(log2_words: u32) -> Bytes {
 }
 
 /// Rates in each turn in which all guests had work.
-fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Vec<Vec<f64>>, Ended> {
+fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Vec<Vec<f64>>, ScenarioError> {
     let guests = ARMS.iter().map(|arm| prepare(arm, log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
     let in_turn: Vec<&Guest> = guests.iter().collect();
     let turns = take_turns(&in_turn, TURNS_MAX, SLICE, waiting)?;
@@ -111,15 +111,17 @@ fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Vec<Vec<f64>>, Ended> {
     Ok(turns)
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let log2_words = arguments.number(0, 25)?;
     needs_kvm()?;
     let pages = memory(log2_words).pages(PageSize::Huge2M);
     let lease = HugetlbPools::of_this_machine().lease(PageSize::Huge2M, pages);
-    let _lease = lease.map_err(|error| Ended::Skipped(error.to_string()))?;
+    let _lease = lease.map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     let sets = (0..SETS).map(|_| run_set(log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
     if sets.iter().all(Vec::is_empty) {
-        return Err(Ended::Skipped("the guests ended their updates before the first turn: use a larger table".into()));
+        return Err(ScenarioError::Skipped(
+            "the guests ended their updates before the first turn: use a larger table".into(),
+        ));
     }
     Ok(figures(log2_words, &sets))
 }
@@ -130,15 +132,15 @@ fn figures(log2_words: u32, sets: &[Vec<Vec<f64>>]) -> Figures {
     let mut rates = Table::new(["arm"], columns("updates", set_count));
     for (index, arm) in ARMS.iter().enumerate() {
         let of_arm: Vec<Vec<f64>> = sets.iter().map(|set| set.iter().map(|turn| turn[index] / 1e6).collect()).collect();
-        rates.row([vec![arm.name.into()], Shown::of_sets(&of_arm).cells(2, "M/s")].concat());
+        rates.row([vec![arm.name.into()], SpreadMedian::of_sets(&of_arm).cells(2, "M/s")].concat());
     }
     let mut ratios = Table::new(["ratio within a turn"], columns("speed", set_count));
     for (a, b) in [(PROMOTED, BASE), (PROMOTED, HUGETLB), (HUGETLB, BASE)] {
         let name = format!("{} : {}", ARMS[a].name, ARMS[b].name);
-        ratios.row([vec![name.into()], Shown::ratio_within_turns(sets, a, b).cells(3, "")].concat());
+        ratios.row([vec![name.into()], SpreadMedian::ratio_within_turns(sets, a, b).cells(3, "")].concat());
     }
     let (slice_ms, spread) = (SLICE.as_millis(), spread_in_words(set_count));
-    let promoted = Shown::ratio_within_turns(sets, PROMOTED, HUGETLB);
+    let promoted = SpreadMedian::ratio_within_turns(sets, PROMOTED, HUGETLB);
     Figures::of(format!("GUPS, 2^{log2_words} words, {SETS} sets of guests, slices of {slice_ms} ms"))
         .table(rates)
         .table(ratios)

@@ -20,8 +20,8 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::{arms_of_round, round};
@@ -66,7 +66,7 @@ enum Expected {
     /// A minimum for the ratio.
     AtLeast(f64),
     /// No expectation; the ratio is only shown.
-    Shown,
+    SpreadMedian,
 }
 
 /// Minimum rate relative to the slower of the best references.
@@ -126,10 +126,10 @@ const COMPARISONS: [Comparison; 6] = [
         rounds: 5,
         arms: &[GUEST_2M, GUEST_2M_TWICE],
         works: &[
-            work("npb.cg", "class=A", Expected::Shown),
-            work("npb.mg", "class=A", Expected::Shown),
-            work("npb.ft", "class=A", Expected::Shown),
-            work("npb.lu", "class=A", Expected::Shown),
+            work("npb.cg", "class=A", Expected::SpreadMedian),
+            work("npb.mg", "class=A", Expected::SpreadMedian),
+            work("npb.ft", "class=A", Expected::SpreadMedian),
+            work("npb.lu", "class=A", Expected::SpreadMedian),
         ],
     },
     Comparison {
@@ -149,27 +149,27 @@ const COMPARISONS: [Comparison; 6] = [
         rounds: 1,
         arms: &[NATIVE_2M, GUEST_2M],
         works: &[
-            work("npb.bt", "class=A", Expected::Shown),
-            work("npb.cg", "class=A", Expected::Shown),
-            work("npb.ep", "class=A", Expected::Shown),
-            work("npb.ft", "class=A", Expected::Shown),
-            work("npb.is", "class=A buckets=0", Expected::Shown),
-            work("npb.is", "class=A buckets=1", Expected::Shown),
-            work("npb.lu", "class=A", Expected::Shown),
-            work("npb.mg", "class=A", Expected::Shown),
-            work("npb.sp", "class=A", Expected::Shown),
-            work("npb.cg", "class=B", Expected::Shown),
-            work("npb.ft", "class=B", Expected::Shown),
-            work("npb.is", "class=B buckets=0", Expected::Shown),
-            work("npb.is", "class=B buckets=1", Expected::Shown),
-            work("npb.mg", "class=B", Expected::Shown),
+            work("npb.bt", "class=A", Expected::SpreadMedian),
+            work("npb.cg", "class=A", Expected::SpreadMedian),
+            work("npb.ep", "class=A", Expected::SpreadMedian),
+            work("npb.ft", "class=A", Expected::SpreadMedian),
+            work("npb.is", "class=A buckets=0", Expected::SpreadMedian),
+            work("npb.is", "class=A buckets=1", Expected::SpreadMedian),
+            work("npb.lu", "class=A", Expected::SpreadMedian),
+            work("npb.mg", "class=A", Expected::SpreadMedian),
+            work("npb.sp", "class=A", Expected::SpreadMedian),
+            work("npb.cg", "class=B", Expected::SpreadMedian),
+            work("npb.ft", "class=B", Expected::SpreadMedian),
+            work("npb.is", "class=B buckets=0", Expected::SpreadMedian),
+            work("npb.is", "class=B buckets=1", Expected::SpreadMedian),
+            work("npb.mg", "class=B", Expected::SpreadMedian),
         ],
     },
     Comparison {
         name: "tlb",
         rounds: 3,
         arms: &[NATIVE_4K, NATIVE_2M, GUEST_4K, GUEST_2M],
-        works: &[work("latency", "", Expected::Shown)],
+        works: &[work("latency", "", Expected::SpreadMedian)],
     },
 ];
 
@@ -185,12 +185,12 @@ struct Rounds {
 
 impl Rounds {
     /// Ratio of the second arm's rate to the first arm's.
-    fn speed_up(&self) -> Shown {
-        Shown::of(&self.figures.iter().map(|arms| arms[1] / arms[0]).collect::<Vec<_>>())
+    fn speed_up(&self) -> SpreadMedian {
+        SpreadMedian::of(&self.figures.iter().map(|arms| arms[1] / arms[0]).collect::<Vec<_>>())
     }
 
-    fn figure(&self, arm: usize) -> Shown {
-        Shown::of(&self.figures.iter().map(|arms| arms[arm]).collect::<Vec<_>>())
+    fn figure(&self, arm: usize) -> SpreadMedian {
+        SpreadMedian::of(&self.figures.iter().map(|arms| arms[arm]).collect::<Vec<_>>())
     }
 }
 
@@ -198,12 +198,12 @@ fn kernel(name: &str) -> &'static Kernel {
     registry::by_name(name).expect("the kernels above are in the table")
 }
 
-fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ended> {
+fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, ScenarioError> {
     let need = kernel(work.kernel).memory_for(work.parameters, usize::from(arm.vcpus));
     let Ok(MemoryNeed::Bytes(bytes)) = need else { panic!("{}: {need:?}", work.kernel) };
     let guest_page = PageSize::Huge2M;
     let pages = Pages { host: arm.page, guest: (!arm.is_native).then_some(guest_page) };
-    let memory = least_ram(Bytes::new(bytes), pages).map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    let memory = least_ram(Bytes::new(bytes), pages).map_err(|failure| ScenarioError::Skipped(failure.to_string()))?;
     let backing = BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes");
     let spec = RunSpec {
         is_native: arm.is_native,
@@ -212,15 +212,16 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         is_prefaulted: true,
         ..RunSpec::of_kernel(kernel(work.kernel).name.as_str(), work.parameters, memory, backing)
     };
-    warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    warm_host_memory(memory).map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     let report = execute(&spec, interrupts, Instant::now());
-    let report = report.map_err(|failure| Ended::Skipped(format!("{} {}: {failure}", work.kernel, arm.name)))?;
+    let report =
+        report.map_err(|failure| ScenarioError::Skipped(format!("{} {}: {failure}", work.kernel, arm.name)))?;
     let is_right = report.verification.as_ref().is_some_and(|verification| verification.passed);
     assert!(is_right, "{} {}: {:?}", work.kernel, arm.name, report.verification);
     Ok(report)
 }
 
-fn measure(work: &Work, arms: &[Arm], rounds: u32, interrupts: &Interrupts) -> Result<Rounds, Ended> {
+fn measure(work: &Work, arms: &[Arm], rounds: u32, interrupts: &Interrupts) -> Result<Rounds, ScenarioError> {
     let mut measured = Rounds { figures: Vec::new() };
     let figure = kernel(work.kernel).figure.name;
     for number in 1..=rounds {
@@ -244,7 +245,7 @@ fn judge(work: &Work, measured: &Rounds) -> Option<Bar> {
             measured.speed_up().bar(&what, 3, "", Limit::Between(low - RATIO_NEAR, high + RATIO_NEAR))
         }
         Expected::AtLeast(least) => measured.speed_up().bar(&name, 3, "", Limit::AtLeast(least)),
-        Expected::Shown => return None,
+        Expected::SpreadMedian => return None,
     })
 }
 
@@ -258,7 +259,7 @@ fn geometric_mean(works: &[(&Work, Rounds)]) -> Option<f64> {
     Some((logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp())
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let names = COMPARISONS.map(|comparison| comparison.name);
     let comparison = &COMPARISONS[arguments.word(0, &names, "speed, guest, vcpus, pages, verify or tlb")?];
     let rounds = arguments.count(1, comparison.rounds)?;
@@ -266,12 +267,12 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
     let works: Vec<&Work> =
         comparison.works.iter().filter(|work| only.is_none_or(|only| work.kernel == only)).collect();
     if let (Some(text), []) = (only, &works[..]) {
-        return Err(Ended::Argument { number: 3, text: text.into(), expected: "a kernel of this comparison" });
+        return Err(ScenarioError::Argument { number: 3, text: text.into(), expected: "a kernel of this comparison" });
     }
     if comparison.arms.iter().any(|arm| !arm.is_native) {
         needs_kvm()?;
     }
-    let interrupts = Interrupts::install().map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    let interrupts = Interrupts::install().map_err(|failure| ScenarioError::Skipped(failure.to_string()))?;
     if comparison.name == TLB {
         return levels(comparison, rounds, &interrupts, waiting);
     }
@@ -308,7 +309,12 @@ fn figures(comparison: &Comparison, rounds: u32, all: &[(&Work, Rounds)]) -> Fig
 }
 
 /// Levels that `latency` finds in each arm, run by run.
-fn levels(comparison: &Comparison, rounds: u32, interrupts: &Interrupts, waiting: &Waiting) -> Result<Figures, Ended> {
+fn levels(
+    comparison: &Comparison,
+    rounds: u32,
+    interrupts: &Interrupts,
+    waiting: &Waiting,
+) -> Result<Figures, ScenarioError> {
     let mut rows = Table::new(["arm"], ["level", "entries", "miss", "miss in ticks", "spread", "agreed"]);
     for index in (1..=rounds).flat_map(|round| arms_of_round(comparison.arms.len(), round)) {
         let arm = &comparison.arms[index];

@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 use wideleaf_benches::coverage::{host_coverage, is_nearly_all_large};
 use wideleaf_benches::cpu::{CpuUse, Threads};
 use wideleaf_benches::guest::{Guest, GuestSetup};
-use wideleaf_benches::limited::Times;
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::Shown;
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::SpreadMedian;
+use wideleaf_benches::times_to_event::Times;
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::table::{Cell, Table};
@@ -123,7 +123,7 @@ struct HotGuest {
 }
 
 impl HotGuest {
-    fn start(arm: Arm, hot: Bytes, repetition: u32, waiting: &Waiting) -> Result<HotGuest, Ended> {
+    fn start(arm: Arm, hot: Bytes, repetition: u32, waiting: &Waiting) -> Result<HotGuest, ScenarioError> {
         let setup = GuestSetup {
             memory: hot + BESIDE_HOT,
             backing: BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages"),
@@ -150,7 +150,7 @@ impl HotGuest {
         Ok(HotGuest { hot: guest.region("pattern"), promoter, guest, began, use_before })
     }
 
-    fn run(self, limit: Duration, waiting: &Waiting) -> Result<Run, Ended> {
+    fn run(self, limit: Duration, waiting: &Waiting) -> Result<Run, ScenarioError> {
         let windows = self.hot.bytes().pages(PageSize::Huge2M);
         let ram = self.guest.ram();
         let is_large = || is_nearly_all_large(ram, self.hot, self.guest.second_level().as_ref(), windows);
@@ -166,7 +166,7 @@ impl HotGuest {
 }
 
 /// A manager that has had no work for long, because its guest was paused before it touched its hot set.
-fn idle(guest: &Guest, repetition: u32, waiting: &Waiting) -> Result<Managed, Ended> {
+fn idle(guest: &Guest, repetition: u32, waiting: &Waiting) -> Result<Managed, ScenarioError> {
     guest.pause();
     let managed = Managed::start(guest, policy("auto"));
     waiting.pass(IDLING_FOR + SHIFT * repetition)?;
@@ -184,7 +184,7 @@ fn permit_huge_pages(guest: &Guest) {
     }
 }
 
-fn idle_use(threads: &Threads, waiting: &Waiting) -> Result<Idle, Ended> {
+fn idle_use(threads: &Threads, waiting: &Waiting) -> Result<Idle, ScenarioError> {
     let (began, before) = (Instant::now(), threads.cpu_use()?);
     waiting.pass(IDLE_TIME)?;
     let used = threads.cpu_use()?.since(before);
@@ -202,7 +202,7 @@ fn idle_shares(runs: &[Run], of: fn(Idle) -> f64) -> Vec<f64> {
     runs.iter().filter_map(|run| run.idle).map(of).collect()
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let hot = mib(arguments.number(0, 64)?);
     let (often, at_defaults) = (arguments.number(1, 5)?, arguments.number(2, 1)?);
     let limit = Duration::from_secs(arguments.number(3, 180)?);
@@ -267,7 +267,7 @@ fn bars(runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Vec<Bar> {
     let theirs = idle_shares(&runs[FASTEST], |idle| idle.wanted);
     if !ours.is_empty() && !theirs.is_empty() {
         let what = "idle CPU, auto : wanted by khugepaged's fastest";
-        bars.push(Shown::unpaired_ratio(&ours, &theirs).bar(what, 3, "", Limit::AtMost(OF_FASTEST_CPU_MAX)));
+        bars.push(SpreadMedian::unpaired_ratio(&ours, &theirs).bar(what, 3, "", Limit::AtMost(OF_FASTEST_CPU_MAX)));
     }
     bars
 }

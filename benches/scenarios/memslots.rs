@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::scenario::{self, Ended};
+use wideleaf_benches::scenario::{self, ScenarioError};
 use wideleaf_measure::figures::Figures;
 use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
@@ -72,8 +72,8 @@ fn main() -> ExitCode {
     scenario::run("memslots", |_, _| measure())
 }
 
-fn measure() -> Result<Figures, Ended> {
-    let system = KvmSystem::open().map_err(|error| Ended::Skipped(error.to_string()))?;
+fn measure() -> Result<Figures, ScenarioError> {
+    let system = KvmSystem::open().map_err(|error| ScenarioError::Skipped(error.to_string()))?;
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
     let range = GpaRange::new(Gpa::new(0), RAM).expect("the range fits");
     let ram = GuestRam::map(&[range], backing).expect("addresses for the RAM");

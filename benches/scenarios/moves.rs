@@ -24,8 +24,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use wideleaf_benches::beside_qemu::program;
 use wideleaf_benches::moved::{Mark, MovedSpeeds};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_control::vm::{MigratedView, SavedView};
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::round;
@@ -64,21 +64,21 @@ const PACE: Duration = Duration::from_millis(20);
 const REFUSED: i32 = 4;
 
 /// Way in which GUPS moves.
-struct Way {
+struct MoveMethod {
     name: &'static str,
     options: &'static [&'static str],
 }
 
-const WAYS: [Way; 2] = [
-    Way { name: "in a pause as long as needed", options: &["--pause=10s"] },
-    Way { name: "with post-copy, pause of 50 ms", options: &["--pause=50ms", "--postcopy=when-needed"] },
+const WAYS: [MoveMethod; 2] = [
+    MoveMethod { name: "in a pause as long as needed", options: &["--pause=10s"] },
+    MoveMethod { name: "with post-copy, pause of 50 ms", options: &["--pause=50ms", "--postcopy=when-needed"] },
 ];
 
 fn main() -> ExitCode {
     scenario::run("moves", experiment)
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let (moves, rounds) = (arguments.count(0, 24)?, arguments.count(1, 6)?);
     needs_kvm()?;
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -86,7 +86,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
     let [saves, migrations] = in_turn(&place, moves)?;
     let gups: Vec<Vec<Moved>> = (1..=rounds)
         .map(|number| round(WAYS.len(), number, |way| Moved::measure(&place, &WAYS[way])))
-        .collect::<Result<_, Ended>>()?;
+        .collect::<Result<_, ScenarioError>>()?;
     let refused = Cell::count(saves.refused + migrations.refused);
     Ok(Figures::of("Saves and migrations of guests at work, between processes of one host")
         .table(pauses(&saves, &migrations))
@@ -99,7 +99,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
         .bars([saves.bar("longest pause of a save", PAUSE_MS_MAX)])
         .bars([migrations.bar("longest downtime of a migration", DOWNTIME_MS_MAX)])
         .bar("saves and migrations that were refused for their pause", refused, Limit::AtMost(0.0))
-        .bars(WAYS.iter().enumerate().map(|(way, Way { name, .. })| {
+        .bars(WAYS.iter().enumerate().map(|(way, MoveMethod { name, .. })| {
             let what = format!("GUPS moved {name}, speed 2 s after : before");
             after(&gups, way).bar(&what, 3, "", Limit::AtLeast(SPEED_MIN))
         })))
@@ -154,7 +154,7 @@ impl Pauses {
 }
 
 /// Saves and moves `pattern` in turn, this often.
-fn in_turn(place: &Place<'_>, moves: u32) -> Result<[Pauses; 2], Ended> {
+fn in_turn(place: &Place<'_>, moves: u32) -> Result<[Pauses; 2], ScenarioError> {
     let [mut saves, mut migrations] = [Pauses::default(), Pauses::default()];
     let folder = place.folder.path().join("saved").display().to_string();
     let mut run = place.start_until(&PATTERN, "pass")?;
@@ -193,11 +193,11 @@ struct Moved {
 }
 
 impl Moved {
-    fn measure(place: &Place<'_>, way: &Way) -> Result<Moved, Ended> {
+    fn measure(place: &Place<'_>, way: &MoveMethod) -> Result<Moved, ScenarioError> {
         let mut source = place.start_until(&GUPS, UPDATES)?;
         let target = place.wait_for_a_guest()?;
         let moved = source.migrate(&target, way.options)?;
-        let moved = moved.ok_or_else(|| Ended::Failed(format!("GUPS did not move {}", way.name)))?;
+        let moved = moved.ok_or_else(|| ScenarioError::Failed(format!("GUPS did not move {}", way.name)))?;
         let source = source.report()?;
         place.waiting.pass(AFTERWARDS)?;
         let target = target.stop()?;
@@ -206,7 +206,7 @@ impl Moved {
         let left_s = updates(&source).last().map_or(0.0, |(at_s, _)| *at_s);
         let speeds = MovedSpeeds::of(updates(&target), left_s, rounds_s);
         let too_few = "GUPS made too few marks of progress; run it on a machine with less other work";
-        let speeds = speeds.ok_or_else(|| Ended::Failed(too_few.into()))?;
+        let speeds = speeds.ok_or_else(|| ScenarioError::Failed(too_few.into()))?;
         Ok(Moved { speeds, downtime_ms: moved.downtime_ms, rounds_s })
     }
 
@@ -224,11 +224,11 @@ fn updates(report: &RunReport) -> &[Mark] {
     report.phases.last().filter(|phase| phase.name == UPDATES).map_or(&[][..], |phase| &phase.progress)
 }
 
-fn of_way(gups: &[Vec<Moved>], way: usize, of: impl Fn(&Moved) -> f64) -> Shown {
-    Shown::of(&gups.iter().map(|ways| of(&ways[way])).collect::<Vec<_>>())
+fn of_way(gups: &[Vec<Moved>], way: usize, of: impl Fn(&Moved) -> f64) -> SpreadMedian {
+    SpreadMedian::of(&gups.iter().map(|ways| of(&ways[way])).collect::<Vec<_>>())
 }
 
-fn after(gups: &[Vec<Moved>], way: usize) -> Shown {
+fn after(gups: &[Vec<Moved>], way: usize) -> SpreadMedian {
     of_way(gups, way, Moved::after)
 }
 
@@ -236,7 +236,7 @@ fn speeds(gups: &[Vec<Moved>]) -> Table {
     let names = ["speed before", "slowest 0.1 s of rounds : before", "2 s after : before", "downtime", "rounds take"];
     let numbers = names.map(|name| columns(name, gups.len())).concat();
     let mut table = Table::new(["GUPS moved"], numbers);
-    for (way, Way { name, .. }) in WAYS.iter().enumerate() {
+    for (way, MoveMethod { name, .. }) in WAYS.iter().enumerate() {
         let cells = [
             of_way(gups, way, |moved| moved.speeds.before / 1e6).cells(1, "M/s"),
             of_way(gups, way, Moved::slowest).cells(3, ""),
@@ -260,7 +260,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     /// Starts a guest, and waits until it has been in this phase for some time.
-    fn start_until(&self, arguments: &[&str], phase: &str) -> Result<Run<'_>, Ended> {
+    fn start_until(&self, arguments: &[&str], phase: &str) -> Result<Run<'_>, ScenarioError> {
         let mut run = self.spawn(self.runs.get(), &[arguments, &["--console"]].concat());
         run.answers()?;
         let begin = format!(" begin phase={phase} ");
@@ -270,7 +270,7 @@ impl Place<'_> {
     }
 
     /// Starts a run to which a guest can move.
-    fn wait_for_a_guest(&self) -> Result<Run<'_>, Ended> {
+    fn wait_for_a_guest(&self) -> Result<Run<'_>, ScenarioError> {
         let number = self.runs.get();
         let address = format!("unix:{}", self.file(number, "move").display());
         let run = self.spawn(number, &["--incoming", &address]);
@@ -321,7 +321,7 @@ impl Run<'_> {
     }
 
     /// Waits until its VM answers.
-    fn answers(&mut self) -> Result<(), Ended> {
+    fn answers(&mut self) -> Result<(), ScenarioError> {
         let waiting = self.place.waiting;
         let mut has_ended = false;
         waiting.until("an answer of a run", LIMIT, PACE, || {
@@ -339,7 +339,7 @@ impl Run<'_> {
     }
 
     /// The client's JSON; `None` if the VM refused the request because of the pause.
-    fn ask(&self, arguments: &[&str]) -> Result<Option<Vec<u8>>, Ended> {
+    fn ask(&self, arguments: &[&str]) -> Result<Option<Vec<u8>>, ScenarioError> {
         let Output { status, stdout, stderr } = self.client(&[arguments, &["--format=json"]].concat());
         // Ctrl-C also ends the client.
         self.place.waiting.pass(Duration::ZERO)?;
@@ -347,23 +347,23 @@ impl Run<'_> {
         match status.code() {
             Some(0) => Ok(Some(stdout)),
             Some(REFUSED) if said.contains("longer") && said.contains("pause") => Ok(None),
-            _ => Err(Ended::Failed(format!("{} failed with {status}: {said}", arguments[0]))),
+            _ => Err(ScenarioError::Failed(format!("{} failed with {status}: {said}", arguments[0]))),
         }
     }
 
-    fn save(&self, folder: &str, pause: &str) -> Result<Option<SavedView>, Ended> {
+    fn save(&self, folder: &str, pause: &str) -> Result<Option<SavedView>, ScenarioError> {
         let json = self.ask(&["snapshot", folder, pause])?;
         json.map(|json| serde_json::from_slice(&json)).transpose().map_err(|error| unreadable(&error))
     }
 
-    fn migrate(&self, to: &Run<'_>, options: &[&str]) -> Result<Option<MigratedView>, Ended> {
+    fn migrate(&self, to: &Run<'_>, options: &[&str]) -> Result<Option<MigratedView>, ScenarioError> {
         let address = format!("unix:{}", to.place.file(to.number, "move").display());
         let json = self.ask(&[&["migrate", &address], options].concat())?;
         json.map(|json| serde_json::from_slice(&json)).transpose().map_err(|error| unreadable(&error))
     }
 
     /// Ends the guest. Returns the report.
-    fn stop(mut self) -> Result<RunReport, Ended> {
+    fn stop(mut self) -> Result<RunReport, ScenarioError> {
         let stopped = self.client(&["stop", "--how=kill"]);
         self.place.waiting.pass(Duration::ZERO)?;
         match stopped.status.success() {
@@ -373,7 +373,7 @@ impl Run<'_> {
     }
 
     /// Waits for the end of the run. Returns its report.
-    fn report(&mut self) -> Result<RunReport, Ended> {
+    fn report(&mut self) -> Result<RunReport, ScenarioError> {
         let waiting = self.place.waiting;
         waiting.until("the end of a run", LIMIT, PACE, || self.has_ended())?;
         if !self.child.wait().is_ok_and(|status| status.success()) {
@@ -383,11 +383,11 @@ impl Run<'_> {
         serde_json::from_slice(&json).map_err(|error| unreadable(&error))
     }
 
-    fn failed(&self, what: &str) -> Ended {
-        Ended::Failed(format!("{what}: {}", self.text("words")))
+    fn failed(&self, what: &str) -> ScenarioError {
+        ScenarioError::Failed(format!("{what}: {}", self.text("words")))
     }
 }
 
-fn unreadable(error: &serde_json::Error) -> Ended {
-    Ended::Failed(format!("cannot read what wideleaf reported: {error}; build it anew"))
+fn unreadable(error: &serde_json::Error) -> ScenarioError {
+    ScenarioError::Failed(format!("cannot read what wideleaf reported: {error}; build it anew"))
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, compared, in_turns, results};
-use wideleaf_benches::scenario::{Arguments, Ended, Waiting, run};
+use wideleaf_benches::scenario::{Arguments, ScenarioError, Waiting, run};
 use wideleaf_kernels::test_pattern::{FIRST_GENERATION, word};
 use wideleaf_measure::figures::Figures;
 
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     run("net", experiment)
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let rounds = arguments.count(0, ROUNDS)?;
     let beside = BesideQemu::new(MEMORY)?;
     let socket = network()?;
@@ -66,8 +66,9 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
 }
 
 /// A network namespace of this process with the tap, and the host's socket in it.
-fn network() -> Result<UdpSocket, Ended> {
-    let no_tap = |why: std::io::Error| Ended::Skipped(format!("no tap: {why}; needs root, iproute2 and /dev/net/tun"));
+fn network() -> Result<UdpSocket, ScenarioError> {
+    let no_tap =
+        |why: std::io::Error| ScenarioError::Skipped(format!("no tap: {why}; needs root, iproute2 and /dev/net/tun"));
     fs::metadata("/dev/net/tun").map_err(no_tap)?;
     unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| no_tap(errno.into()))?;
     for arguments in [
@@ -98,7 +99,7 @@ fn qemu(beside: &BesideQemu) -> Command {
 }
 
 /// Figures of one guest. The bench sends it frames until it ends.
-fn figures(mut command: Command, socket: &UdpSocket, waiting: &Waiting) -> Result<[f64; 2], Ended> {
+fn figures(mut command: Command, socket: &UdpSocket, waiting: &Waiting) -> Result<[f64; 2], ScenarioError> {
     let mut child = command.spawn().expect("the program was found a moment ago");
     let is_over = AtomicBool::new(false);
     let console = std::thread::scope(|scope| {

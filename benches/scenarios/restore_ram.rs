@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_measure::figures::Figures;
 use wideleaf_measure::order::round;
 use wideleaf_measure::statistics::median;
@@ -79,18 +79,18 @@ fn main() -> ExitCode {
     scenario::run("restore_ram", measure)
 }
 
-fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let bytes = mib(u64::from(arguments.count(0, 1024)?));
     let rounds = arguments.count(1, 6)?;
     let starts = starts_of_large_ram()?;
     let image = Arc::new(Image(image(bytes)));
-    let turn = |arm: usize, number: u32| -> Result<Run, Ended> {
+    let turn = |arm: usize, number: u32| -> Result<Run, ScenarioError> {
         waiting.pass(Duration::ZERO)?;
         warm_host_memory(bytes + mib(64)).expect("memory to warm");
         Ok(run(ARMS[arm].0, &image, bytes, u64::from(number)))
     };
     let rounds = (1..=rounds).map(|number| round(ARMS.len(), number, |arm| turn(arm, number)));
-    let rounds = rounds.collect::<Result<Vec<Vec<Run>>, Ended>>()?;
+    let rounds = rounds.collect::<Result<Vec<Vec<Run>>, ScenarioError>>()?;
     let (count, spread) = (rounds.len(), spread_in_words(rounds.len()));
     let title = format!("{bytes} in random order, medians of {count} rounds, {spread}");
     let windows = bytes.get() / WINDOW.get();
@@ -119,7 +119,7 @@ fn speeds(rounds: &[Vec<Run>]) -> Table {
             waits(1, median),
             waits(2, longest),
         ];
-        let speed = Shown::of(&all(&|run| run.speed)).cells(2, "GiB/s");
+        let speed = SpreadMedian::of(&all(&|run| run.speed)).cells(2, "GiB/s");
         table.row([vec![name.into()], speed, counts.to_vec()].concat());
     }
     table
@@ -131,13 +131,13 @@ fn ratios(rounds: &[Vec<Run>]) -> Table {
     for (arm, (_, name)) in ARMS.into_iter().enumerate().take(PAGES_COPIED) {
         let ratios: Vec<f64> = rounds.iter().map(|round| round[arm].speed / round[PAGES_COPIED].speed).collect();
         let name = format!("{name} : {}", ARMS[PAGES_COPIED].1);
-        table.row([vec![name.into()], Shown::of(&ratios).cells(1, "")].concat());
+        table.row([vec![name.into()], SpreadMedian::of(&ratios).cells(1, "")].concat());
     }
     table
 }
 
 /// Time until a guest may run, by the size of its RAM: nothing of it is in memory.
-fn starts_of_large_ram() -> Result<Table, Ended> {
+fn starts_of_large_ram() -> Result<Table, ScenarioError> {
     let image = Arc::new(Image(tempfile::tempfile().expect("a file")));
     let mut table = Table::new(["RAM"], ["mapped", "all windows registered"]);
     for size in [gib(1), gib(16), gib(64)] {
@@ -146,7 +146,7 @@ fn starts_of_large_ram() -> Result<Table, Ended> {
         let mapped = began.elapsed();
         let config = RestoreConfig { background: Background::Off, ..RestoreConfig::default() };
         let started = Restorer::start(ram, image.clone(), config);
-        let restorer = started.map_err(|error| Ended::Skipped(error.to_string()))?;
+        let restorer = started.map_err(|error| ScenarioError::Skipped(error.to_string()))?;
         let ms = |time: Duration| Cell::number(time.as_secs_f64() * 1e3, 2, "ms");
         table.row([size.to_string().into(), ms(mapped), ms(restorer.report().start)]);
         restorer.abandon(wideleaf_memory::restore::GuestIsGone);

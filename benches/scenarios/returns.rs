@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage, is_nearly_all_large, windows_mapped_large};
 use wideleaf_benches::guest::{Guest, GuestSetup};
-use wideleaf_benches::limited::Times;
-use wideleaf_benches::managed::{Leave, Managed, OnLeave, policy};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_benches::managed::{Managed, Permission, WithPermission, policy};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::times_to_event::Times;
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::table::{Cell, Table};
@@ -58,13 +58,14 @@ const RETURN_MAX: Duration = Duration::from_secs(2);
 
 /// The cause of the small pages, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum SmallPageCause {
     DirtyLog,
     Split,
     Release,
 }
 
-const WAYS: [(&str, Way); 3] = [("dirty log", Way::DirtyLog), ("split", Way::Split), ("release", Way::Release)];
+const CAUSES: [(&str, SmallPageCause); 3] =
+    [("dirty log", SmallPageCause::DirtyLog), ("split", SmallPageCause::Split), ("release", SmallPageCause::Release)];
 
 fn setup(hot: Bytes) -> GuestSetup {
     GuestSetup {
@@ -78,7 +79,7 @@ fn setup(hot: Bytes) -> GuestSetup {
 /// A running guest that `auto` has promoted.
 struct HotGuest {
     managed: Managed,
-    leave: Leave,
+    leave: Permission,
     guest: Guest,
     hot: GpaRange,
     /// Number of windows that KVM maps large when all are promoted.
@@ -86,11 +87,11 @@ struct HotGuest {
 }
 
 impl HotGuest {
-    fn start(hot: Bytes, waiting: &Waiting) -> Result<HotGuest, Ended> {
+    fn start(hot: Bytes, waiting: &Waiting) -> Result<HotGuest, ScenarioError> {
         let setup = setup(hot);
         warm_host_memory(setup.memory).expect("memory to warm");
         let guest = Guest::start(&setup);
-        let (auto, leave) = OnLeave::new(policy("auto"));
+        let (auto, leave) = WithPermission::new(policy("auto"));
         let managed = Managed::start(&guest, Box::new(auto));
         guest.begin_of("pass", waiting)?;
         let hot = guest.region("pattern");
@@ -107,17 +108,22 @@ impl HotGuest {
     }
 
     /// Makes the hot set small, keeps it so for `small`, and returns the time until it is large again.
-    fn come_back(&self, way: Way, small: Duration, waiting: &Waiting) -> Result<Option<Duration>, Ended> {
+    fn come_back(
+        &self,
+        way: SmallPageCause,
+        small: Duration,
+        waiting: &Waiting,
+    ) -> Result<Option<Duration>, ScenarioError> {
         self.leave.take();
         waiting.pass(PLAN_MAX)?;
         match way {
-            Way::Split => self.split(),
+            SmallPageCause::Split => self.split(),
             _ => self.log_dirty(true),
         }
         waiting.pass(small)?;
         assert!(!self.is_large(), "{way:?} left the hot set large");
         let began = Instant::now();
-        if way == Way::DirtyLog {
+        if way == SmallPageCause::DirtyLog {
             self.log_dirty(false);
         }
         self.leave.give();
@@ -156,7 +162,7 @@ impl HotGuest {
 }
 
 /// A new guest with RAM on huge pages that were all released. It fills its hot set while the manager is idle.
-fn after_release(hot: Bytes, idle: Duration, waiting: &Waiting) -> Result<Option<Duration>, Ended> {
+fn after_release(hot: Bytes, idle: Duration, waiting: &Waiting) -> Result<Option<Duration>, ScenarioError> {
     let setup = setup(hot);
     warm_host_memory(setup.memory).expect("memory to warm");
     let ram = Guest::map_ram(&setup);
@@ -193,18 +199,20 @@ fn populate_and_release(ram: &Arc<GuestRam>) {
     }
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let (hot, repetitions) = (mib(arguments.number(0, 64)?), arguments.count(1, 5)?);
     needs_kvm()?;
-    let mut times: [Vec<Option<Duration>>; WAYS.len()] = Default::default();
+    let mut times: [Vec<Option<Duration>>; CAUSES.len()] = Default::default();
     let guest = HotGuest::start(hot, waiting)?;
     for repetition in 0..repetitions {
-        for index in arms_of_round(WAYS.len(), repetition + 1).filter(|index| WAYS[*index].1 != Way::Release) {
-            times[index].push(guest.come_back(WAYS[index].1, SMALL + SHIFT * repetition, waiting)?);
+        for index in
+            arms_of_round(CAUSES.len(), repetition + 1).filter(|index| CAUSES[*index].1 != SmallPageCause::Release)
+        {
+            times[index].push(guest.come_back(CAUSES[index].1, SMALL + SHIFT * repetition, waiting)?);
         }
     }
     guest.stop();
-    let release = WAYS.len() - 1;
+    let release = CAUSES.len() - 1;
     for repetition in 0..repetitions {
         times[release].push(after_release(hot, STEADY + SHIFT * repetition, waiting)?);
     }
@@ -212,10 +220,10 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
     Ok(figures(format!("{hot} hot, on small pages for {small_s:.1} s or a little longer"), &times))
 }
 
-fn figures(title: String, times: &[Vec<Option<Duration>>; WAYS.len()]) -> Figures {
+fn figures(title: String, times: &[Vec<Option<Duration>>; CAUSES.len()]) -> Figures {
     let mut rows = Table::new(["way"], Times::columns("back in"));
     let (mut bars, most) = (Vec::new(), RETURN_MAX.as_secs_f64());
-    for ((name, _), times) in WAYS.iter().zip(times).filter(|(_, times)| !times.is_empty()) {
+    for ((name, _), times) in CAUSES.iter().zip(times).filter(|(_, times)| !times.is_empty()) {
         rows.row(std::iter::once(Cell::from(*name)).chain(Times::of(times.iter().copied(), LIMIT).cells()));
         let longest = times.iter().map(|took| took.unwrap_or(LIMIT)).max().unwrap_or(LIMIT).as_secs_f64();
         let what = format!("{name}: back in, longest of {}:", times.len());

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting, needs_kvm};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
@@ -50,14 +50,14 @@ const AUTO: usize = 0;
 const NEVER: usize = 1;
 
 /// A guest with its manager. The manager ends first.
-struct Player {
+struct ManagedGuest {
     managed: Managed,
     guest: Guest,
 }
 
-impl Player {
+impl ManagedGuest {
     /// Starts a guest and its manager, waits until it updates a table on huge pages, and leaves it paused.
-    fn prepare(arm: &str, log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Player, Ended> {
+    fn prepare(arm: &str, log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<ManagedGuest, ScenarioError> {
         let table = Bytes::new(8 << log2_words);
         let setup = GuestSetup {
             memory,
@@ -69,15 +69,15 @@ impl Player {
         let guest = Guest::start(&setup);
         guest.updates_begin(waiting)?;
         if host_coverage(guest.ram(), guest.region("table")) < NEARLY_ALL {
-            return Err(Ended::Skipped("this machine gives MADV_HUGEPAGE no huge pages".into()));
+            return Err(ScenarioError::Skipped("this machine gives MADV_HUGEPAGE no huge pages".into()));
         }
         let managed = Managed::start(&guest, policy(arm));
         guest.pause();
-        Ok(Player { managed, guest })
+        Ok(ManagedGuest { managed, guest })
     }
 
     /// Share of one CPU that the guest's manager and sensors use while it runs and the other guest is paused.
-    fn cpu_share(&self, waiting: &Waiting) -> Result<f64, Ended> {
+    fn cpu_share(&self, waiting: &Waiting) -> Result<f64, ScenarioError> {
         self.guest.resume();
         waiting.pass(SETTLING)?;
         let threads = self.managed.threads();
@@ -105,24 +105,26 @@ struct Set {
     reports: Vec<ManagerReport>,
 }
 
-fn run_set(log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Set, Ended> {
-    let players =
-        ARMS.iter().map(|arm| Player::prepare(arm, log2_words, memory, waiting)).collect::<Result<Vec<_>, _>>()?;
+fn run_set(log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Set, ScenarioError> {
+    let players = ARMS
+        .iter()
+        .map(|arm| ManagedGuest::prepare(arm, log2_words, memory, waiting))
+        .collect::<Result<Vec<_>, _>>()?;
     let cpu_shares = players.iter().map(|player| player.cpu_share(waiting)).collect::<Result<_, _>>()?;
     let guests: Vec<&Guest> = players.iter().map(|player| &player.guest).collect();
     let turns = take_turns(&guests, TURNS_MAX, SLICE, waiting)?;
-    let (guests, reports): (Vec<Guest>, _) = players.into_iter().map(Player::retire).unzip();
+    let (guests, reports): (Vec<Guest>, _) = players.into_iter().map(ManagedGuest::retire).unzip();
     guests.into_iter().try_for_each(|guest| guest.finish(waiting))?;
     Ok(Set { turns, cpu_shares, reports })
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let (log2_words, sets) = (arguments.number(0, 24)?, arguments.count(1, 3)?);
     let memory = gib(arguments.number(2, 16)?);
     needs_kvm()?;
     let sets = (0..sets).map(|_| run_set(log2_words, memory, waiting)).collect::<Result<Vec<_>, _>>()?;
     if sets.iter().all(|set| set.turns.is_empty()) {
-        return Err(Ended::TooLate { what: "the first turn", limit: UPDATE_TIME });
+        return Err(ScenarioError::TooLate { what: "the first turn", limit: UPDATE_TIME });
     }
     let table = Bytes::new(8 << log2_words);
     Ok(figures(format!("GUPS over {table} of {memory} of RAM, all of it on huge pages"), &sets))
@@ -144,12 +146,13 @@ fn figures(title: String, sets: &[Set]) -> Figures {
             Cell::count(sum(&|report| report.done("collapse") + report.done("swap"))),
         ]);
     }
-    let ratio = Shown::ratio_within_turns(&turns, AUTO, NEVER);
+    let ratio = SpreadMedian::ratio_within_turns(&turns, AUTO, NEVER);
     let mut speed = Table::new(["ratio within a turn"], columns("speed", set_count));
     speed.row([vec!["auto : never".into()], ratio.cells(4, "")].concat());
     let count: usize = turns.iter().map(Vec::len).sum();
     let (slice_s, spread) = (SLICE.as_secs(), spread_in_words(set_count));
-    let (lost_percent, used_percent) = (ratio.map(|ratio| (1.0 - ratio) * 100.0), Shown::of(&cpu_percents(AUTO)));
+    let (lost_percent, used_percent) =
+        (ratio.map(|ratio| (1.0 - ratio) * 100.0), SpreadMedian::of(&cpu_percents(AUTO)));
     let (lost_max, used_max) = (Limit::AtMost(SLOWDOWN_MAX * 100.0), Limit::AtMost(CPU_SHARE_MAX * 100.0));
     Figures::of(title)
         .table(arms)

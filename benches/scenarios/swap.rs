@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::populated_ram;
-use wideleaf_benches::scenario::{self, Ended};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, ScenarioError};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::order::round;
 use wideleaf_measure::statistics::median;
@@ -139,7 +139,7 @@ fn compare_threads(host: &Arc<LinuxHost>) -> [Table; 2] {
         times.row([Cell::count(threads.into()), Cell::number(took, 0, "us"), Cell::number(cpu, 0, "us")]);
     }
     let ratio = |pair: &Vec<Burst>| pair[0].took.as_secs_f64() / pair[1].took.as_secs_f64();
-    let ratio = Shown::of(&bursts.iter().map(ratio).collect::<Vec<_>>());
+    let ratio = SpreadMedian::of(&bursts.iter().map(ratio).collect::<Vec<_>>());
     let mut speed = Table::new(["ratio within a pair"], [columns("speed", bursts.len()), vec!["pairs"]].concat());
     let pairs = vec![Cell::count(bursts.len() as u64)];
     speed.row([vec!["two threads : one".into()], ratio.cells(2, ""), pairs].concat());
@@ -150,16 +150,18 @@ fn main() -> ExitCode {
     scenario::run("swap", |_, _| measure())
 }
 
-fn measure() -> Result<Figures, Ended> {
-    probe().map_err(|why| Ended::Skipped(why.to_string()))?;
+fn measure() -> Result<Figures, ScenarioError> {
+    probe().map_err(|why| ScenarioError::Skipped(why.to_string()))?;
     let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
     let sets: Vec<Vec<Turn>> = (0..SETS).map(|_| run_set(&host)).collect();
     let full_sets = sets.iter().filter(|set| !set.is_empty()).count();
     if full_sets == 0 {
-        return Err(Ended::Failed("cannot compare swaps: no window became huge; free some memory first".into()));
+        return Err(ScenarioError::Failed(
+            "cannot compare swaps: no window became huge; free some memory first".into(),
+        ));
     }
     let shown = |of: &dyn Fn(&Turn) -> f64| {
-        Shown::of_sets(&sets.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
+        SpreadMedian::of_sets(&sets.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
     };
 
     type Part = fn(&Turn) -> Duration;

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_benches::populated_ram;
-use wideleaf_benches::scenario::{self, Ended};
-use wideleaf_benches::shown::{Shown, columns, spread_in_words};
+use wideleaf_benches::scenario::{self, ScenarioError};
+use wideleaf_benches::spread_median::{SpreadMedian, columns, spread_in_words};
 use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::table::Table;
 use wideleaf_memory::LinuxHost;
@@ -53,15 +53,15 @@ impl Pair {
 }
 
 /// Pairs of one set. Pairs of which a part was not done (a page was busy) are left out.
-fn run_set(host: &Arc<LinuxHost>) -> Result<Vec<Pair>, Ended> {
+fn run_set(host: &Arc<LinuxHost>) -> Result<Vec<Pair>, ScenarioError> {
     // Cold, hot, and collapsed windows; and the huge pages of the first and the last.
-    warm_host_memory(BYTES * 5).map_err(|why| Ended::Skipped(why.to_string()))?;
+    warm_host_memory(BYTES * 5).map_err(|why| ScenarioError::Skipped(why.to_string()))?;
     let ram = populated_ram(BYTES * 3);
     let collapse = |window| collapse_window(host.as_ref(), ram.ranges()[0], WindowIndex::new(window));
     if (0..PAIRS).any(|cold| collapse(cold).result != OutcomeResult::Done) {
-        return Err(Ended::Skipped(format!("this machine has fewer than {PAIRS} huge pages")));
+        return Err(ScenarioError::Skipped(format!("this machine has fewer than {PAIRS} huge pages")));
     }
-    let mover = WindowMover::start(host.clone(), ram.clone()).map_err(|why| Ended::Skipped(why.to_string()))?;
+    let mover = WindowMover::start(host.clone(), ram.clone()).map_err(|why| ScenarioError::Skipped(why.to_string()))?;
     let mut swapper = Swapper::new(mover.aside().clone());
     let pairs = (0..PAIRS).filter_map(|pair| {
         let has_used_pages = pair % 2 == 1;
@@ -81,17 +81,17 @@ fn main() -> ExitCode {
     scenario::run("trade", |_, _| measure())
 }
 
-fn measure() -> Result<Figures, Ended> {
-    probe().map_err(|why| Ended::Skipped(why.to_string()))?;
+fn measure() -> Result<Figures, ScenarioError> {
+    probe().map_err(|why| ScenarioError::Skipped(why.to_string()))?;
     let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
-    let sets = (0..SETS).map(|_| run_set(&host)).collect::<Result<Vec<_>, Ended>>()?;
+    let sets = (0..SETS).map(|_| run_set(&host)).collect::<Result<Vec<_>, ScenarioError>>()?;
     let pairs = sets.iter().flatten().count();
     if pairs == 0 {
-        return Err(Ended::Skipped("no window could be traded (empty page tables go since Linux 6.14)".into()));
+        return Err(ScenarioError::Skipped("no window could be traded (empty page tables go since Linux 6.14)".into()));
     }
     let shown = |is_of: &dyn Fn(&Pair) -> bool, of: &dyn Fn(&Pair) -> f64| {
         let of_set = |set: &Vec<Pair>| set.iter().filter(|pair| is_of(pair)).map(of).collect();
-        Shown::of_sets(&sets.iter().map(of_set).collect::<Vec<_>>())
+        SpreadMedian::of_sets(&sets.iter().map(of_set).collect::<Vec<_>>())
     };
     let all = |_: &Pair| true;
     let full_sets = sets.iter().filter(|set| !set.is_empty()).count();

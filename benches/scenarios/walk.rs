@@ -21,8 +21,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use wideleaf_benches::cpu::Threads;
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting};
-use wideleaf_benches::shown::Shown;
+use wideleaf_benches::scenario::{self, Arguments, ScenarioError, Waiting};
+use wideleaf_benches::spread_median::SpreadMedian;
 use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::statistics::median;
 use wideleaf_measure::table::{Cell, Table};
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     scenario::run("walk", measure)
 }
 
-fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
+fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, ScenarioError> {
     let (millions, rounds) = (arguments.number::<usize>(0, 10)?, arguments.count(1, 5)?);
     let machines = arguments.number::<usize>(2, MACHINES.len())?;
     let cases = cases(millions.max(1) * 1_000_000);
@@ -116,12 +116,12 @@ fn cases(accesses: usize) -> Vec<Case> {
 fn judge(name: &str, ns: &[Vec<f64>]) -> Vec<Bar> {
     let [sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("nine cases") };
     let speed = |what: &str, ns: &[f64], least: f64| {
-        let speed = Shown::of(ns).map(|ns| 1e3 / ns);
+        let speed = SpreadMedian::of(ns).map(|ns| 1e3 / ns);
         speed.bar(&format!("{name}, {what}"), 1, "million accesses/s", Limit::AtLeast(least))
     };
     let growth = |what: &str, large: &[f64], small: &[f64]| {
         let what = format!("{name}, {what} in 1 TiB : in 1 GiB");
-        Shown::unpaired_ratio(large, small).bar(&what, 2, "", Limit::AtMost(GROWTH_MAX))
+        SpreadMedian::unpaired_ratio(large, small).bar(&what, 2, "", Limit::AtMost(GROWTH_MAX))
     };
     vec![
         speed("sparse", sparse, SPARSE_MIN),
@@ -132,7 +132,7 @@ fn judge(name: &str, ns: &[Vec<f64>]) -> Vec<Bar> {
 }
 
 /// Runs a new simulator in each round. The first quarter of the accesses warms it.
-fn repeat(name: &str, case: &Case, rounds: u32, waiting: &Waiting) -> Result<Measured, Ended> {
+fn repeat(name: &str, case: &Case, rounds: u32, waiting: &Waiting) -> Result<Measured, ScenarioError> {
     let (machine, thread) = (machine(name).expect("a known machine"), Threads::this_one());
     let (warming, counted) = case.accesses.split_at(case.accesses.len() / 4);
     let mut measured = Measured { nanoseconds: Vec::new(), counts: Counts::default() };

@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 use wideleaf_protocol::{Message, Status, parse};
 
-use crate::scenario::{Ended, needs_kvm};
-use crate::shown::Shown;
+use crate::scenario::{ScenarioError, needs_kvm};
+use crate::spread_median::SpreadMedian;
 use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::order::round;
 use wideleaf_measure::statistics::{Spread, median, ratios_within_rounds};
@@ -35,14 +35,14 @@ impl BesideQemu {
     /// The programs for guests with `memory` of RAM.
     ///
     /// # Errors
-    /// [`Ended::Skipped`] if KVM or one of the programs is missing.
+    /// [`ScenarioError::Skipped`] if KVM or one of the programs is missing.
     ///
     /// # Panics
     /// If the image cannot be written.
-    pub fn new(memory: &'static str) -> Result<BesideQemu, Ended> {
+    pub fn new(memory: &'static str) -> Result<BesideQemu, ScenarioError> {
         needs_kvm()?;
         if Command::new(QEMU).arg("--version").stdout(Stdio::null()).status().is_err() {
-            return Err(Ended::Skipped(format!("{QEMU} is not installed")));
+            return Err(ScenarioError::Skipped(format!("{QEMU} is not installed")));
         }
         let beside = BesideQemu {
             program: program("wideleaf", "wideleaf")?,
@@ -110,11 +110,12 @@ fn quiet(mut command: Command) -> Command {
 /// Path of the release build of one of our programs, in the bench's own target folder; `package` is the one it is of.
 ///
 /// # Errors
-/// [`Ended::Skipped`] if there is no such file.
-pub fn program(name: &str, package: &str) -> Result<PathBuf, Ended> {
+/// [`ScenarioError::Skipped`] if there is no such file.
+pub fn program(name: &str, package: &str) -> Result<PathBuf, ScenarioError> {
     let bench = std::env::current_exe().ok();
     let program = bench.and_then(|bench| Some(bench.parent()?.parent()?.join(name))).filter(|path| path.exists());
-    program.ok_or_else(|| Ended::Skipped(format!("{name} is not built; run cargo build --release -p {package}")))
+    program
+        .ok_or_else(|| ScenarioError::Skipped(format!("{name} is not built; run cargo build --release -p {package}")))
 }
 
 /// Values of the named results in a guest's output. The guest must have verified its result.
@@ -157,8 +158,8 @@ pub enum Program {
 /// Never: a round has two results.
 pub fn in_turns<const N: usize>(
     rounds: u32,
-    mut run: impl FnMut(Program) -> Result<[f64; N], Ended>,
-) -> Result<Vec<[[f64; N]; 2]>, Ended> {
+    mut run: impl FnMut(Program) -> Result<[f64; N], ScenarioError>,
+) -> Result<Vec<[[f64; N]; 2]>, ScenarioError> {
     let programs = [Program::Wideleaf, Program::Qemu];
     let mut one = |number| {
         let results = round(programs.len(), number, |index| run(programs[index]))?;
@@ -204,7 +205,7 @@ pub fn compared(title: String, figures: &[Figure], promise: f64) -> Figures {
             Cell::range(lowest, highest, 2, ""),
         ]);
         let what = format!("{name}, wideleaf : qemu");
-        bars.push(Shown::of(&ratios).bar(&what, 2, "", Limit::AtLeast(promise)));
+        bars.push(SpreadMedian::of(&ratios).bar(&what, 2, "", Limit::AtLeast(promise)));
     }
     Figures::of(title).table(table).bars(bars)
 }

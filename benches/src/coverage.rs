@@ -9,7 +9,7 @@ use wideleaf_memory::{BackingKind, GuestRam, LinuxHost, SecondLevel};
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::{GpaRange, PageSize, PerTenThousand};
 
-use crate::scenario::Ended;
+use crate::scenario::ScenarioError;
 
 /// Coverage that counts as all: 99 %.
 pub const NEARLY_ALL: PerTenThousand = PerTenThousand::new(9_900);
@@ -20,14 +20,14 @@ pub const HARDLY_ANY: PerTenThousand = PerTenThousand::new(500);
 /// Checks that memory of this coverage is on base pages before the clock of its promotion starts.
 ///
 /// # Errors
-/// [`Ended::Failed`] if it is not; `refusal` is what the kernel said to a split.
-pub fn needs_base_pages(coverage: PerTenThousand, refusal: Option<&str>) -> Result<(), Ended> {
+/// [`ScenarioError::Failed`] if it is not; `refusal` is what the kernel said to a split.
+pub fn needs_base_pages(coverage: PerTenThousand, refusal: Option<&str>) -> Result<(), ScenarioError> {
     if coverage < HARDLY_ANY {
         return Ok(());
     }
     let percent = coverage.as_fraction() * 100.0;
     let refusal = refusal.map_or_else(String::new, |refusal| format!(" ({refusal})"));
-    Err(Ended::Failed(format!(
+    Err(ScenarioError::Failed(format!(
         "cannot time a promotion: {percent:.0} % of the memory is still on huge pages after a split of each{refusal}; \
          give the host's khugepaged longer pauses and run the bench again"
     )))

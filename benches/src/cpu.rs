@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::scenario::Ended;
+use crate::scenario::ScenarioError;
 
 /// CPU time of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,19 +56,20 @@ impl Threads {
     /// The kernel thread with this name.
     ///
     /// # Errors
-    /// [`Ended::Skipped`] if there is no such thread.
-    pub fn of_kernel(name: &str) -> Result<Threads, Ended> {
+    /// [`ScenarioError::Skipped`] if there is no such thread.
+    pub fn of_kernel(name: &str) -> Result<Threads, ScenarioError> {
         let is_named = |folder: &PathBuf| fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.trim() == name);
         let found = folders(Path::new("/proc")).into_iter().find(is_named);
-        let folder = found.ok_or_else(|| Ended::Skipped(format!("this kernel runs no thread called {name}")))?;
+        let folder =
+            found.ok_or_else(|| ScenarioError::Skipped(format!("this kernel runs no thread called {name}")))?;
         Ok(Threads { files: vec![folder.join("schedstat")] })
     }
 
     /// Total CPU time of the threads so far. A thread that has ended no longer counts.
     ///
     /// # Errors
-    /// [`Ended::Skipped`] if the kernel does not report it.
-    pub fn cpu_use(&self) -> Result<CpuUse, Ended> {
+    /// [`ScenarioError::Skipped`] if the kernel does not report it.
+    pub fn cpu_use(&self) -> Result<CpuUse, ScenarioError> {
         let sum = |sum: CpuUse, one: CpuUse| CpuUse { ran: sum.ran + one.ran, waited: sum.waited + one.waited };
         self.files.iter().try_fold(CpuUse::default(), |all, file| Ok(sum(all, cpu_use(file)?)))
     }
@@ -82,16 +83,16 @@ fn folders(path: &Path) -> BTreeSet<PathBuf> {
     fs::read_dir(path).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-fn cpu_use(file: &Path) -> Result<CpuUse, Ended> {
+fn cpu_use(file: &Path) -> Result<CpuUse, ScenarioError> {
     match fs::read_to_string(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !file.parent().is_some_and(Path::exists) => {
             Ok(CpuUse::default())
         }
-        Err(error) => Err(Ended::Skipped(format!("{}: {error}", file.display()))),
+        Err(error) => Err(ScenarioError::Skipped(format!("{}: {error}", file.display()))),
         Ok(text) => {
             let mut times = text.split_whitespace().map_while(|ns| ns.parse().ok()).map(Duration::from_nanos);
             let (Some(ran), Some(waited)) = (times.next(), times.next()) else {
-                return Err(Ended::Skipped(format!("{}: no two numbers in {text:?}", file.display())));
+                return Err(ScenarioError::Skipped(format!("{}: no two numbers in {text:?}", file.display())));
             };
             Ok(CpuUse { ran, waited })
         }
@@ -112,14 +113,14 @@ mod tests {
         assert_eq!(now, CpuUse { ran, waited });
         assert_eq!(now.since(CpuUse { ran, waited: Duration::ZERO }).wanted(), waited);
         fs::write(&file, "nonsense\n").expect("a file");
-        assert!(matches!(cpu_use(&file), Err(Ended::Skipped(_))));
+        assert!(matches!(cpu_use(&file), Err(ScenarioError::Skipped(_))));
     }
 
     #[test]
     fn an_ended_thread_no_longer_counts_and_missing_statistics_are_an_error() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         assert_eq!(cpu_use(&folder.path().join("12/schedstat")).expect("the thread ended"), CpuUse::default());
-        assert!(matches!(cpu_use(&folder.path().join("schedstat")), Err(Ended::Skipped(_))));
+        assert!(matches!(cpu_use(&folder.path().join("schedstat")), Err(ScenarioError::Skipped(_))));
     }
 
     #[test]

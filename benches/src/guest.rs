@@ -13,7 +13,7 @@ use wideleaf_protocol::{Message, Status, parse};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 use crate::moved::Mark;
-use crate::scenario::{Ended, Waiting};
+use crate::scenario::{ScenarioError, Waiting};
 
 /// Time limit for each phase; a guest that exceeds it hangs.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(600);
@@ -120,8 +120,8 @@ impl Guest {
     /// Start time of a phase; waits until the phase has begun.
     ///
     /// # Errors
-    /// [`Ended`] if the phase does not begin.
-    pub fn begin_of(&self, phase: &str, waiting: &Waiting) -> Result<Instant, Ended> {
+    /// [`ScenarioError`] if the phase does not begin.
+    pub fn begin_of(&self, phase: &str, waiting: &Waiting) -> Result<Instant, ScenarioError> {
         let begin = || self.output().begun.iter().find(|(begun, _)| begun == phase).map(|(_, at)| *at);
         waiting.until("a phase of the guest", GUEST_TIMEOUT, PACE, || begin().is_some())?;
         Ok(begin().expect("a guest's output stays"))
@@ -130,8 +130,8 @@ impl Guest {
     /// Waits for the guest's first progress of updates.
     ///
     /// # Errors
-    /// [`Ended`] if the updates do not begin.
-    pub fn updates_begin(&self, waiting: &Waiting) -> Result<(), Ended> {
+    /// [`ScenarioError`] if the updates do not begin.
+    pub fn updates_begin(&self, waiting: &Waiting) -> Result<(), ScenarioError> {
         waiting.until("the guest's first update", GUEST_TIMEOUT, PACE, || !self.output().marks.is_empty())
     }
 
@@ -146,11 +146,11 @@ impl Guest {
     /// pass that began after now.
     ///
     /// # Errors
-    /// [`Ended`] if the reports do not come.
+    /// [`ScenarioError`] if the reports do not come.
     ///
     /// # Panics
     /// If the guest finds an error in its memory.
-    pub fn check_all_words(&self, waiting: &Waiting) -> Result<(), Ended> {
+    pub fn check_all_words(&self, waiting: &Waiting) -> Result<(), ScenarioError> {
         let enough = self.output().passes + 2;
         let is_over = |output: &GuestOutput| output.passes >= enough || output.complaint.is_some();
         waiting.until("a pass of the guest over its words", GUEST_TIMEOUT, PACE, || is_over(&self.output()))?;
@@ -178,8 +178,8 @@ impl Guest {
     /// last progress line of that time, which excludes the pause and the switch. `None` if its updates ended.
     ///
     /// # Errors
-    /// [`Ended::Interrupted`].
-    pub fn slice(&self, time: Duration, waiting: &Waiting) -> Result<Option<f64>, Ended> {
+    /// [`ScenarioError::Interrupted`].
+    pub fn slice(&self, time: Duration, waiting: &Waiting) -> Result<Option<f64>, ScenarioError> {
         let before = self.output().marks.len();
         self.resume();
         waiting.pass(time)?;
@@ -190,14 +190,14 @@ impl Guest {
     /// Lets the guest run to its end, at which it checks its memory.
     ///
     /// # Errors
-    /// [`Ended::Interrupted`].
+    /// [`ScenarioError::Interrupted`].
     ///
     /// # Panics
     /// If the guest finds an error in its memory.
-    pub fn finish(self, waiting: &Waiting) -> Result<(), Ended> {
+    pub fn finish(self, waiting: &Waiting) -> Result<(), ScenarioError> {
         let exit = self.machine.wait(WaitLimits { timeout: Some(GUEST_TIMEOUT), stop: Some(waiting.flag()) });
         if exit == GuestExit::Stopped {
-            return Err(Ended::Interrupted);
+            return Err(ScenarioError::Interrupted);
         }
         assert_eq!(exit, GuestExit::ExitPort(0), "{:?}", self.output().complaint);
         assert_eq!(self.output().has_passed, Some(true), "the guest did not check its memory");
@@ -249,13 +249,13 @@ fn listen(output: &Mutex<GuestOutput>, line: &str) {
 /// the updates per second of each guest, by turn.
 ///
 /// # Errors
-/// [`Ended::Interrupted`].
+/// [`ScenarioError::Interrupted`].
 pub fn take_turns(
     guests: &[&Guest],
     turns_max: u32,
     slice: Duration,
     waiting: &Waiting,
-) -> Result<Vec<Vec<f64>>, Ended> {
+) -> Result<Vec<Vec<f64>>, ScenarioError> {
     let mut turns = Vec::new();
     for number in 0..turns_max {
         let mut rates = vec![0.0; guests.len()];

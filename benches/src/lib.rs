@@ -9,19 +9,19 @@
 //! | [`beside_qemu`] | our VMM and QEMU with the same guest, in turns |
 //! | [`coverage`] | share of a guest's memory that is backed and mapped large |
 //! | [`cpu`] | CPU time of threads |
-//! | [`shown`] | medians with their interval or range, and the targets that they are judged by |
-//! | [`limited`] | times of runs that may end at a limit |
+//! | [`spread_median`] | medians with their interval or range, and the targets that they are judged by |
+//! | [`times_to_event`] | times of runs that may end at a limit |
 //! | [`moved`] | speed of a guest before, during and after its move to another process |
 
 pub mod beside_qemu;
 pub mod coverage;
 pub mod cpu;
 pub mod guest;
-pub mod limited;
 pub mod managed;
 pub mod moved;
 pub mod scenario;
-pub mod shown;
+pub mod spread_median;
+pub mod times_to_event;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -78,11 +78,11 @@ impl Managed {
     }
 }
 
-/// Permission of a policy to act.
+/// Switch by which a policy may act or not.
 #[derive(Clone, Debug)]
-pub struct Leave(Arc<AtomicBool>);
+pub struct Permission(Arc<AtomicBool>);
 
-impl Leave {
+impl Permission {
     /// Permits actions from the next plan on.
     pub fn give(&self) {
         self.0.store(true, Ordering::Relaxed);
@@ -96,20 +96,20 @@ impl Leave {
 
 /// A policy that receives all snapshots and acts only with permission. Without it, the policy plans
 /// with an empty budget.
-pub struct OnLeave {
+pub struct WithPermission {
     policy: Box<dyn Policy>,
-    leave: Leave,
+    leave: Permission,
 }
 
-impl OnLeave {
+impl WithPermission {
     /// The given policy, with permission to act at first.
-    pub fn new(policy: Box<dyn Policy>) -> (OnLeave, Leave) {
-        let leave = Leave(Arc::new(AtomicBool::new(true)));
-        (OnLeave { policy, leave: leave.clone() }, leave)
+    pub fn new(policy: Box<dyn Policy>) -> (WithPermission, Permission) {
+        let leave = Permission(Arc::new(AtomicBool::new(true)));
+        (WithPermission { policy, leave: leave.clone() }, leave)
     }
 }
 
-impl Policy for OnLeave {
+impl Policy for WithPermission {
     fn name(&self) -> &'static str {
         self.policy.name()
     }
@@ -182,7 +182,7 @@ mod tests {
         let mut vm = VmSnapshot::with_capacity(VmId(0), 1);
         vm.push(WindowRow::new(WindowIndex::new(0), 512, Backing::Base4K));
         let snapshot = Snapshot { vms: vec![vm], ..Snapshot::default() };
-        let (mut greedy, leave) = OnLeave::new(policy("greedy"));
+        let (mut greedy, leave) = WithPermission::new(policy("greedy"));
         let mut planned = || {
             let (mut budget, mut plan) = (Budget::new(BudgetLimits::default(), Moment::START), Plan::default());
             greedy.plan(&snapshot, Moment::START, &mut budget, &mut plan);
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_policy_that_may_ask_for_giant_pages_says_so() {
-        let of = |choice| OnLeave::new(policy(choice)).0.largest_page();
+        let of = |choice| WithPermission::new(policy(choice)).0.largest_page();
         assert_eq!(["greedy", "giant"].map(of), [PageSize::Huge2M, PageSize::Giant1G]);
     }
 }

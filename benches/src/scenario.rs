@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   arguments ─▶ scenario ─▶ Figures ─▶ standard output: a table, or JSON with `-- --json`
-//!                      └───▶ Ended ───▶ one line: skipped (success); interrupted, late, failed, bad argument (failure)
+//!                      └───▶ error ───▶ one line: skipped (success); interrupted, late, failed, bad argument (failure)
 //! ```
 //!
 //! Standard output has only the result; lines about progress belong on standard error.
 //!
 //! Leases of pools and settings are values on the stack of [`run`]'s `scenario` and are returned on drop. For this
 //! reason no function here ends the process: Ctrl-C sets a flag, each wait checks it and returns
-//! [`Ended::Interrupted`], and a panic unwinds.
+//! [`ScenarioError::Interrupted`], and a panic unwinds.
 
 use std::fs;
 use std::panic::{self, AssertUnwindSafe};
@@ -33,7 +33,7 @@ const LINE_MAX: usize = 200;
 
 /// Reason why a scenario has no result.
 #[derive(Debug, thiserror::Error)]
-pub enum Ended {
+pub enum ScenarioError {
     /// This machine lacks a requirement.
     #[error("skipped: {0}")]
     Skipped(String),
@@ -63,16 +63,16 @@ pub enum Ended {
     },
 }
 
-impl From<KhugepagedError> for Ended {
-    fn from(error: KhugepagedError) -> Ended {
-        Ended::Skipped(error.to_string())
+impl From<KhugepagedError> for ScenarioError {
+    fn from(error: KhugepagedError) -> ScenarioError {
+        ScenarioError::Skipped(error.to_string())
     }
 }
 
 /// Runs a scenario if `cargo bench` asks for it (`cargo test --benches` runs the same program), and prints its
 /// figures: a table for people, or JSON with `--json`. Adds the name, and the machine as it was at the start. If there
 /// are no figures, prints the reason instead. A skip is not a failure.
-pub fn run(name: &str, scenario: impl FnOnce(&Arguments, &Waiting) -> Result<Figures, Ended>) -> ExitCode {
+pub fn run(name: &str, scenario: impl FnOnce(&Arguments, &Waiting) -> Result<Figures, ScenarioError>) -> ExitCode {
     let CommandLine { is_asked_for, form, arguments } = CommandLine::parse(std::env::args().skip(1));
     if !is_asked_for {
         return ExitCode::SUCCESS;
@@ -82,7 +82,8 @@ pub fn run(name: &str, scenario: impl FnOnce(&Arguments, &Waiting) -> Result<Fig
         let result = scenario(&arguments, &Waiting::until_interrupted());
         let steal_ms = stolen_ms().saturating_sub(stolen_before);
         let environment = Environment { steal_ms, ..environment };
-        let said = Said::of(name, form, result.map(|figures| Figures { name: name.into(), environment, ..figures }));
+        let said =
+            PrintedResult::of(name, form, result.map(|figures| Figures { name: name.into(), environment, ..figures }));
         print!("{}", said.on_stdout);
         eprint!("{}", said.on_stderr);
         if said.is_success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -118,16 +119,16 @@ impl CommandLine {
 
 /// What a scenario prints at its end.
 #[derive(Debug, PartialEq, Eq)]
-struct Said {
+struct PrintedResult {
     on_stdout: String,
     on_stderr: String,
     is_success: bool,
 }
 
-impl Said {
+impl PrintedResult {
     /// A program that reads JSON finds the figures or nothing on standard output.
-    fn of(name: &str, form: Form, result: Result<Figures, Ended>) -> Said {
-        let is_success = matches!(result, Ok(_) | Err(Ended::Skipped(_)));
+    fn of(name: &str, form: Form, result: Result<Figures, ScenarioError>) -> PrintedResult {
+        let is_success = matches!(result, Ok(_) | Err(ScenarioError::Skipped(_)));
         let (on_stdout, on_stderr) = match (result, form) {
             (Ok(figures), Form::Table) => (format!("{figures}\n"), String::new()),
             (Ok(figures), Form::Json) => {
@@ -137,7 +138,7 @@ impl Said {
             (Err(ended), Form::Table) => (format!("{name}: {}\n", shortened(&ended.to_string())), String::new()),
             (Err(ended), Form::Json) => (String::new(), format!("{name}: {}\n", shortened(&ended.to_string()))),
         };
-        Said { on_stdout, on_stderr, is_success }
+        PrintedResult { on_stdout, on_stderr, is_success }
     }
 }
 
@@ -172,10 +173,10 @@ fn shortened(text: &str) -> String {
 /// Checks that guests can run on this host.
 ///
 /// # Errors
-/// [`Ended::Skipped`] if they cannot.
-pub fn needs_kvm() -> Result<(), Ended> {
+/// [`ScenarioError::Skipped`] if they cannot.
+pub fn needs_kvm() -> Result<(), ScenarioError> {
     let kvm = fs::File::options().read(true).write(true).open("/dev/kvm");
-    kvm.map(drop).map_err(|error| Ended::Skipped(format!("/dev/kvm: {error}")))
+    kvm.map(drop).map_err(|error| ScenarioError::Skipped(format!("/dev/kvm: {error}")))
 }
 
 /// Arguments after `--`.
@@ -186,20 +187,24 @@ impl Arguments {
     /// The number at `index`, or `default` if the argument is absent.
     ///
     /// # Errors
-    /// [`Ended::Argument`] if the argument is not a number.
-    pub fn number<N: FromStr>(&self, index: usize, default: N) -> Result<N, Ended> {
+    /// [`ScenarioError::Argument`] if the argument is not a number.
+    pub fn number<N: FromStr>(&self, index: usize, default: N) -> Result<N, ScenarioError> {
         let Some(text) = self.0.get(index) else { return Ok(default) };
-        text.parse().map_err(|_| Ended::Argument { number: index + 1, text: text.clone(), expected: "a number" })
+        text.parse().map_err(|_| ScenarioError::Argument {
+            number: index + 1,
+            text: text.clone(),
+            expected: "a number",
+        })
     }
 
     /// The number of rounds or sets at `index`: a median needs at least one.
     ///
     /// # Errors
-    /// [`Ended::Argument`] if the argument is not such a number.
-    pub fn count(&self, index: usize, default: u32) -> Result<u32, Ended> {
+    /// [`ScenarioError::Argument`] if the argument is not such a number.
+    pub fn count(&self, index: usize, default: u32) -> Result<u32, ScenarioError> {
         let text = || self.text(index).unwrap_or_default().to_owned();
         match self.number(index, default)? {
-            0 => Err(Ended::Argument { number: index + 1, text: text(), expected: "a number of at least 1" }),
+            0 => Err(ScenarioError::Argument { number: index + 1, text: text(), expected: "a number of at least 1" }),
             count => Ok(count),
         }
     }
@@ -207,11 +212,11 @@ impl Arguments {
     /// Index in `words` of the argument at `index`, or 0 if the argument is absent.
     ///
     /// # Errors
-    /// [`Ended::Argument`] if the argument is not in `words`.
-    pub fn word(&self, index: usize, words: &[&str], expected: &'static str) -> Result<usize, Ended> {
+    /// [`ScenarioError::Argument`] if the argument is not in `words`.
+    pub fn word(&self, index: usize, words: &[&str], expected: &'static str) -> Result<usize, ScenarioError> {
         let Some(text) = self.0.get(index) else { return Ok(0) };
         let found = words.iter().position(|word| word == text);
-        found.ok_or_else(|| Ended::Argument { number: index + 1, text: text.clone(), expected })
+        found.ok_or_else(|| ScenarioError::Argument { number: index + 1, text: text.clone(), expected })
     }
 
     /// The argument at `index`, if present.
@@ -250,12 +255,12 @@ impl Waiting {
     /// Waits for `time`.
     ///
     /// # Errors
-    /// [`Ended::Interrupted`], soon after a signal.
-    pub fn pass(&self, time: Duration) -> Result<(), Ended> {
+    /// [`ScenarioError::Interrupted`], soon after a signal.
+    pub fn pass(&self, time: Duration) -> Result<(), ScenarioError> {
         let began = Instant::now();
         loop {
             if self.is_interrupted.load(Ordering::Relaxed) {
-                return Err(Ended::Interrupted);
+                return Err(ScenarioError::Interrupted);
             }
             let left = time.saturating_sub(began.elapsed());
             if left.is_zero() {
@@ -268,8 +273,13 @@ impl Waiting {
     /// Checks `is_there` every `pace`. Returns whether it became true within `limit`.
     ///
     /// # Errors
-    /// [`Ended::Interrupted`], soon after a signal.
-    pub fn comes(&self, limit: Duration, pace: Duration, mut is_there: impl FnMut() -> bool) -> Result<bool, Ended> {
+    /// [`ScenarioError::Interrupted`], soon after a signal.
+    pub fn comes(
+        &self,
+        limit: Duration,
+        pace: Duration,
+        mut is_there: impl FnMut() -> bool,
+    ) -> Result<bool, ScenarioError> {
         let began = Instant::now();
         while !is_there() {
             if began.elapsed() >= limit {
@@ -283,15 +293,15 @@ impl Waiting {
     /// Like [`Waiting::comes`], for an event `what` that must happen.
     ///
     /// # Errors
-    /// [`Ended::TooLate`] if it does not happen, and the errors of [`Waiting::comes`].
+    /// [`ScenarioError::TooLate`] if it does not happen, and the errors of [`Waiting::comes`].
     pub fn until(
         &self,
         what: &'static str,
         limit: Duration,
         pace: Duration,
         is_there: impl FnMut() -> bool,
-    ) -> Result<(), Ended> {
-        if self.comes(limit, pace, is_there)? { Ok(()) } else { Err(Ended::TooLate { what, limit }) }
+    ) -> Result<(), ScenarioError> {
+        if self.comes(limit, pace, is_there)? { Ok(()) } else { Err(ScenarioError::TooLate { what, limit }) }
     }
 }
 
@@ -316,24 +326,24 @@ mod tests {
 
     #[test]
     fn a_bar_that_is_missed_is_said_and_is_no_failure() {
-        let said = Said::of("made up", Form::Table, Ok(figures()));
+        let said = PrintedResult::of("made up", Form::Table, Ok(figures()));
         assert!(said.is_success && said.on_stdout.contains("MISSED: speed 0.5, at least 1"), "{said:?}");
-        let said = Said::of("made up", Form::Json, Ok(figures()));
+        let said = PrintedResult::of("made up", Form::Json, Ok(figures()));
         let read: Figures = serde_json::from_str(&said.on_stdout).expect("JSON of figures");
         assert_eq!((read, said.on_stderr.as_str(), said.is_success), (figures(), "", true));
     }
 
     #[test]
     fn a_scenario_that_fails_prints_no_json_and_a_skip_is_no_failure() {
-        let said = |form, ended| Said::of("made up", form, Err(ended));
-        let failed = said(Form::Json, Ended::Interrupted);
+        let said = |form, ended| PrintedResult::of("made up", form, Err(ended));
+        let failed = said(Form::Json, ScenarioError::Interrupted);
         assert_eq!((failed.on_stdout.as_str(), failed.on_stderr.as_str()), ("", "made up: interrupted\n"));
-        assert!(!failed.is_success && !said(Form::Table, Ended::Interrupted).is_success);
-        let skipped = said(Form::Json, Ended::Skipped("no KVM".into()));
+        assert!(!failed.is_success && !said(Form::Table, ScenarioError::Interrupted).is_success);
+        let skipped = said(Form::Json, ScenarioError::Skipped("no KVM".into()));
         assert_eq!((skipped.on_stdout.as_str(), skipped.is_success), ("", true));
-        let failed = said(Form::Table, Ended::Failed("cannot split".into()));
+        let failed = said(Form::Table, ScenarioError::Failed("cannot split".into()));
         assert_eq!((failed.on_stdout.as_str(), failed.is_success), ("made up: cannot split\n", false));
-        assert_eq!(said(Form::Table, Ended::Skipped("no KVM".into())).on_stdout, "made up: skipped: no KVM\n");
+        assert_eq!(said(Form::Table, ScenarioError::Skipped("no KVM".into())).on_stdout, "made up: skipped: no KVM\n");
     }
 
     #[test]
@@ -372,9 +382,9 @@ mod tests {
     #[test]
     fn a_wait_ends_after_a_signal() {
         let waiting = Waiting { is_interrupted: Arc::new(AtomicBool::new(true)) };
-        assert!(matches!(waiting.pass(Duration::from_secs(3600)), Err(Ended::Interrupted)));
+        assert!(matches!(waiting.pass(Duration::from_secs(3600)), Err(ScenarioError::Interrupted)));
         let forever = waiting.until("nothing", Duration::from_secs(3600), Duration::from_secs(3600), || false);
-        assert!(matches!(forever, Err(Ended::Interrupted)));
+        assert!(matches!(forever, Err(ScenarioError::Interrupted)));
     }
 
     #[test]

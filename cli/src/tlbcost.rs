@@ -235,14 +235,14 @@ impl TlbCostReport {
         if cells.iter().flatten().flatten().count() == 0 || mhz == 0 {
             let why = "no guest showed the cost of a miss in all levels of the TLB in three runs that agree";
             return Err(Failure::Host(format!(
-                "nothing was saved: {why}; repeat it on a quiet machine, or with a larger --bytes"
+                "cannot save a cost, nothing was saved: {why}; repeat it on a quiet machine, or with a larger --bytes"
             )));
         }
         if WalkCost::measured(&cells, mhz).is_none() {
-            let why = format!(
-                "nothing was saved: one of the figures, {cells:?} ticks at {mhz} MHz, is not a valid cost of a walk"
-            );
-            return Err(Failure::Host(why));
+            return Err(Failure::Host(format!(
+                "cannot save a cost, nothing was saved: one of the figures, {cells:?} ticks at {mhz} MHz, is not a \
+                 valid cost of a walk; repeat it on a quiet machine"
+            )));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let paging = self.cells.iter().find(|cell| cell.cell.guest.is_some()).and_then(|cell| cell.paging.as_deref());

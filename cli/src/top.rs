@@ -3,7 +3,7 @@
 //! ```text
 //!   watch (a thread: asks the source) ── Sampled ──▶ screen ──▶ draw ──▶ terminal | text
 //!                  ▲                                 │
-//!                  └────────────── Ask ──────────────┘◀── keys
+//!                  └───────── WatchRequest ──────────┘◀── keys
 //! ```
 
 pub mod draw;
@@ -146,7 +146,7 @@ fn run(mut terminal: OpenTerminal, watch: Watch, mut screen: Screen, interrupts:
     loop {
         interrupts.check()?;
         let mut effects = Vec::from_iter(next_event(&mut screen)?);
-        effects.extend(watch.looks().map(|seen| screen.take(seen)));
+        effects.extend(watch.samples().map(|sample| screen.take(sample)));
         if !effects.is_empty() {
             terminal.draw(&screen)?;
         }
@@ -155,7 +155,7 @@ fn run(mut terminal: OpenTerminal, watch: Watch, mut screen: Screen, interrupts:
                 Effect::None => {}
                 Effect::Quit => return Ok(()),
                 Effect::Interrupt => return Err(Failure::Interrupted),
-                Effect::Ask(ask) => watch.ask(ask),
+                Effect::Send(request) => watch.send(request),
             }
         }
     }

@@ -227,38 +227,32 @@ fn status_table(status: &VmStatus) -> String {
         let (filled, stored) = (Bytes::new(*filled_bytes), Bytes::new(*stored_bytes));
         line("restoring", &format!("{filled} of {stored} have come from the snapshot"));
     }
-    if let Some(past) = past_saves {
-        if past.snapshots + past.snapshots_failed > 0 {
-            line("snapshots", &snapshots_text(past));
-        }
-        if past.migrations > 0 || past.arrival_downtime_ms.is_some() {
-            let without = past.arrival_downtime_ms.map_or(String::new(), |ms| format!("; no guest ran for {ms:.1} ms"));
-            let before = before_pause(past.arrival_before_pause.as_ref());
-            line("came here", &format!("from another run{without}{before}"));
-        }
-        if past.migrations_failed > 0 {
-            line("migrations", &format!("{} failed", past.migrations_failed));
-        }
-        if let Some(failed) = &past.last_failed {
-            line("latest failure", &paid(failed, "until then"));
-        }
-        if let Some(remapped) = &past.last_remapped {
-            line("KVM's mappings", &remapped_text(remapped));
-        }
-    }
-    if let Some(doubt) = doubt {
-        line("in doubt", doubt);
-    }
-    if let Some(why) = cut_off {
-        line("cut off", why);
-    }
-    if let Some(exit) = exit {
-        line("exit", exit);
-    }
-    if let Some(what) = waits_for {
-        line("waits for", what);
+    past_saves.iter().for_each(|past| past_lines(past, &mut line));
+    for (name, text) in [("in doubt", doubt), ("cut off", cut_off), ("exit", exit), ("waits for", waits_for)] {
+        text.iter().for_each(|text| line(name, text));
     }
     out
+}
+
+/// Lines about snapshots and migrations that are over.
+fn past_lines(past: &PastSavesView, line: &mut impl FnMut(&str, &str)) {
+    if past.snapshots + past.snapshots_failed > 0 {
+        line("snapshots", &snapshots_text(past));
+    }
+    if past.migrations > 0 || past.arrival_downtime_ms.is_some() {
+        let without = past.arrival_downtime_ms.map_or(String::new(), |ms| format!("; no guest ran for {ms:.1} ms"));
+        let before = before_pause(past.arrival_before_pause.as_ref());
+        line("came here", &format!("from another run{without}{before}"));
+    }
+    if past.migrations_failed > 0 {
+        line("migrations", &format!("{} failed", past.migrations_failed));
+    }
+    if let Some(failed) = &past.last_failed {
+        line("latest failure", &paid(failed, "until then"));
+    }
+    if let Some(remapped) = &past.last_remapped {
+        line("KVM's mappings", &remapped_text(remapped));
+    }
 }
 
 fn snapshots_text(past: &PastSavesView) -> String {

@@ -390,7 +390,7 @@ func (s *server) options(ctx context.Context) (options.CompletedOptions, error) 
 		"--service-account-signing-key-file=" + file("service-accounts.key"),
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
-		// A taint of new nodes that only the node lifecycle controller removes, and there is none here.
+		// A taint of new nodes that only the node lifecycle controller removes, which is not present here.
 		"--disable-admission-plugins=TaintNodesByCondition",
 		"--allow-privileged=true",
 		"--audit-policy-file=" + filepath.Join(s.dir, "audit-policy.yaml"),
@@ -446,7 +446,7 @@ func (s *server) untilReady(ctx context.Context, apiserver <-chan error, kinds [
 	return nil
 }
 
-// get is the answer's text, or why there is none.
+// get is the answer's text, or why there is no answer.
 func get(ctx context.Context, client *http.Client, address string) string {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {

@@ -32,7 +32,7 @@ mod placing;
 mod text;
 
 use frames::{Header, Kind, Malformed, PAGE_BYTES, PAGES_HEAD_BYTES, PagesHead, checksum, greeting};
-use link::{Limit, Lost, Receiver};
+use link::{Limit, LinkError, Receiver};
 use placing::Placing;
 
 const KINDS: [Kind; 11] = [
@@ -81,7 +81,7 @@ fn receive(stream: &[u8]) {
     let ended = read_all(&mut receiver, &limit, &mut placing, &mut expected);
     if let Err(lost) = ended {
         assert_eq!(lost.to_string().lines().count(), 1, "{lost:?}");
-        assert!(!matches!(lost, Lost::Io(_) | Lost::Late | Lost::Silent(_)), "{lost:?}");
+        assert!(!matches!(lost, LinkError::Io(_) | LinkError::Late | LinkError::Silent(_)), "{lost:?}");
     }
     assert!(receiver.received() <= stream.len() as u64);
     for range in ram.ranges() {
@@ -111,7 +111,7 @@ fn read_all(
     limit: &Limit<'_>,
     placing: &mut Placing<'_>,
     expected: &mut BTreeMap<u64, Vec<u8>>,
-) -> Result<(), Lost> {
+) -> Result<(), LinkError> {
     let mut content = Vec::new();
     receiver.greeted(limit)?;
     receiver.expect(Kind::Hello, &mut content, limit)?;

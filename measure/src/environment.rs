@@ -1,4 +1,5 @@
-//! The machine of a measurement: without it a number cannot be interpreted.
+//! The machine of a measurement: without it a number cannot be interpreted. Reads files of `/proc` and `/sys`, and
+//! changes nothing.
 
 use std::{fmt, fs};
 

@@ -207,8 +207,8 @@ pub enum Verdict {
 
 impl Verdict {
     /// Meaning of the marks, for the text above a table.
-    pub const LEGEND: &str = "= means that the interval contains 1: it shows no difference, and not that there is \
-     none; ? means fewer than six pairs, too few for a 95 % interval.";
+    pub const LEGEND: &str = "= means that the interval contains 1: it shows no difference, but does not prove \
+     equality; ? means fewer than six pairs, too few for a 95 % interval.";
 
     /// The verdict in words, for a sentence.
     pub const fn in_words(self) -> &'static str {

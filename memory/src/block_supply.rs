@@ -150,14 +150,14 @@ pub struct BlockSupply {
 
 #[derive(Default)]
 struct Shared {
-    wanted: Mutex<Wanted>,
+    wanted: Mutex<Orders>,
     changed: Condvar,
     report: Mutex<SupplyReport>,
 }
 
 /// What the thread is to do.
 #[derive(Clone, Copy, Debug, Default)]
-struct Wanted {
+struct Orders {
     demand: SupplyDemand,
     rules: SupplyRules,
     is_over: bool,
@@ -172,7 +172,7 @@ impl std::fmt::Debug for BlockSupply {
 impl BlockSupply {
     /// A supply without a thread yet. `host`: this process's own address space.
     pub fn new(host: Arc<dyn Host>, rules: SupplyRules) -> BlockSupply {
-        let wanted = Mutex::new(Wanted { rules, ..Wanted::default() });
+        let wanted = Mutex::new(Orders { rules, ..Orders::default() });
         let shared = Arc::new(Shared { wanted, ..Shared::default() });
         BlockSupply { host, nodes: NodeSet::EMPTY, shared, thread: Mutex::default() }
     }
@@ -238,7 +238,7 @@ impl Drop for BlockSupply {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Wanted> {
+    fn lock(&self) -> MutexGuard<'_, Orders> {
         // Replaced field by field, each of which is consistent alone.
         self.wanted.lock()
     }
@@ -256,10 +256,10 @@ impl Shared {
     }
 
     /// Waits for this time, and while there is no work, unless blocks are still held. `None` once it is over.
-    fn next(&self, pause: Duration, is_holding: bool) -> Option<Wanted> {
+    fn next(&self, pause: Duration, is_holding: bool) -> Option<Orders> {
         let mut wanted = self.lock();
         self.changed.wait_while_for(&mut wanted, |wanted| !wanted.is_over, pause);
-        let has_nothing_to_do = |wanted: &mut Wanted| !wanted.is_over && !wanted.demand.has_work() && !is_holding;
+        let has_nothing_to_do = |wanted: &mut Orders| !wanted.is_over && !wanted.demand.has_work() && !is_holding;
         self.changed.wait_while(&mut wanted, has_nothing_to_do);
         (!wanted.is_over).then_some(*wanted)
     }

@@ -100,7 +100,7 @@ pub enum NoAnswer {
 
 /// A question under way.
 #[derive(Clone, Copy, Debug)]
-struct Out {
+struct QuestionState {
     since: Instant,
     thread: Option<nix::unistd::Pid>,
     is_overdue: bool,
@@ -108,7 +108,7 @@ struct Out {
     user: Option<u32>,
 }
 
-impl Out {
+impl QuestionState {
     fn no_answer(self) -> NoAnswer {
         if self.thread.is_some_and(is_running) { NoAnswer::Slow } else { NoAnswer::Locked }
     }
@@ -122,7 +122,7 @@ fn is_running(thread: nix::unistd::Pid) -> bool {
 
 #[derive(Default)]
 struct State {
-    out: BTreeMap<ProcessKey, Out>,
+    out: BTreeMap<ProcessKey, QuestionState>,
     /// Processes that the log has named because they once did not answer in time.
     named: BTreeSet<ProcessKey>,
 }
@@ -304,7 +304,9 @@ impl Questions {
                 return Err(NoAnswer::TooManyOfUser(others));
             }
             if earlier.is_none() && !is_full {
-                state.out.insert(of, Out { since: Instant::now(), thread: None, is_overdue: false, user: None });
+                state
+                    .out
+                    .insert(of, QuestionState { since: Instant::now(), thread: None, is_overdue: false, user: None });
                 return Ok(());
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -321,7 +323,7 @@ impl Questions {
     fn give_place_back(&self, of: ProcessKey) {
         let out = self.state().out.remove(&of);
         self.returned.notify_all();
-        if let Some(Out { since, is_overdue: true, .. }) = out {
+        if let Some(QuestionState { since, is_overdue: true, .. }) = out {
             tracing::info!("process {} answers again after {} ms", of.pid, since.elapsed().as_millis());
         }
     }

@@ -471,7 +471,7 @@ impl Aside {
         copies.fold(Ok(()), Result::and)
     }
 
-    /// Runs with all pages of a slot. The kernel does some work for each page of a move, also where there is none.
+    /// Runs with all pages of a slot. The kernel does some work for each page of a move, even for a missing one.
     fn worth_moving(&self, aside: Place) -> Vec<Range<u16>> {
         let held = self.mover.held(aside).ok();
         held.filter(|runs| runs.len() <= RUNS_MOST).unwrap_or_else(|| vec![ALL_PAGES])

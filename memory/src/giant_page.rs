@@ -81,7 +81,7 @@ pub struct GiantPage {
     file: GiantFile,
     /// Whether data were copied to it.
     is_used: AtomicBool,
-    _made: Option<Made>,
+    _made: Option<MadePageCount>,
 }
 
 impl GiantPage {
@@ -92,7 +92,7 @@ impl GiantPage {
 
     /// A page that was made because it was wanted; `given_back` counts its end.
     pub(crate) fn made(file: GiantFile, given_back: &Arc<AtomicU64>) -> GiantPage {
-        let made = Made { given_back: given_back.clone() };
+        let made = MadePageCount { given_back: given_back.clone() };
         GiantPage { _made: Some(made), ..GiantPage::of_pool(file) }
     }
 
@@ -109,11 +109,11 @@ impl GiantPage {
 
 /// Counts the end of a page that was made.
 #[derive(Debug)]
-struct Made {
+struct MadePageCount {
     given_back: Arc<AtomicU64>,
 }
 
-impl Drop for Made {
+impl Drop for MadePageCount {
     fn drop(&mut self) {
         self.given_back.fetch_add(1, Ordering::Relaxed);
     }

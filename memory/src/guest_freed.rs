@@ -26,15 +26,15 @@ use wideleaf_policies::{GivenBackRules, Gpa, GpaRange, PageSet, PageSize, Window
 /// Pages that one VM gave back.
 #[derive(Debug, Default)]
 pub struct GivenBack {
-    book: Mutex<Book>,
+    book: Mutex<GivenBackPages>,
     /// Held by the only thread that may discard pages: a search for zero pages relies on those it saw.
     discarding: Mutex<()>,
     is_short: AtomicBool,
 }
 
-/// The book while it is locked: a page in it stays given back, and a deflate waits.
+/// The record ("the book") while it is locked: a page in it stays given back, and a deflate waits.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct GivenBackPages {
     windows: BTreeMap<WindowIndex, Pages>,
     rules: GivenBackRules,
     counters: GivenBackCounters,
@@ -88,8 +88,8 @@ pub struct GivenBackCounters {
 }
 
 impl GivenBack {
-    /// Locks the book.
-    pub fn book(&self) -> MutexGuard<'_, Book> {
+    /// Locks the record.
+    pub fn book(&self) -> MutexGuard<'_, GivenBackPages> {
         // Each bit has a meaning of its own, so the book is consistent after a panic elsewhere.
         self.book.lock()
     }
@@ -118,7 +118,7 @@ impl GivenBack {
     }
 }
 
-impl Book {
+impl GivenBackPages {
     /// The rules in force.
     pub fn rules(&self) -> GivenBackRules {
         self.rules

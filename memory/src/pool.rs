@@ -39,9 +39,9 @@ pub use granted::{Granted, NodePages};
 pub use holders::{Holder, Holders};
 pub use intent::{Intent, Settled};
 pub use lease::PoolLease;
-pub use making::{MadeBy, NewPages, NotMade};
+pub use making::{MakingMethod, NewPages, NotMade};
 pub use mounts::HugetlbMount;
-pub use node_memory::{Blocks, NodeRoom, NotEnoughMemory};
+pub use node_memory::{Blocks, NodeMemory, NotEnoughMemory};
 pub use resize::{Note, OnShortage, Plan, Release, Request, Returned};
 
 /// Maximum number of reads of a pool with numbers that contradict each other, before that is an error. The numbers

@@ -210,7 +210,7 @@ impl GuestRam {
         &self.claims
     }
 
-    /// Book of the memory that its guest gave back.
+    /// Record of the memory that its guest gave back.
     pub fn given_back(&self) -> &GivenBack {
         &self.given_back
     }

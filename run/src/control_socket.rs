@@ -34,7 +34,7 @@ use wideleaf_vmm::run_loop::{OnReset, RunControl, VcpuState};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 use wideleaf_vmm::{GuestExit, Machine};
 
-use crate::devices::Watched;
+use crate::devices::WatchedDevices;
 use crate::failure::Failure;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
@@ -178,7 +178,7 @@ pub struct Controlled {
     pub policy: Arc<PolicySwitch>,
     /// View of the process's own guest; `None` if the process cannot read itself.
     pub guest: Option<OwnGuest>,
-    pub devices: Arc<Watched>,
+    pub devices: Arc<WatchedDevices>,
     pub workload: String,
     /// Pause that the VM's users share.
     pub pause: Arc<UsersPause>,

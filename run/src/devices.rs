@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   [`DeviceSpec`] ─ open ─▶ [`Devices`] ─▶ the VM
-//!                              └─ counters, drivers ─▶ [`Watched`] ─▶ control socket, [`DeviceReport`]s
+//!                              └─ counters, drivers ─▶ [`WatchedDevices`] ─▶ control socket, [`DeviceReport`]s
 //! ```
 
 mod net;
@@ -34,13 +34,13 @@ const BALLOON: &str = "balloon";
 #[derive(Default)]
 pub struct Devices {
     devices: Vec<Box<dyn VirtioDevice>>,
-    watched: Watched,
+    watched: WatchedDevices,
     held: Vec<HeldPath>,
 }
 
 /// Observable parts of devices after the VM has them.
 #[derive(Default)]
-pub struct Watched {
+pub struct WatchedDevices {
     devices: Vec<Watch>,
     balloon: Option<BalloonHandle>,
     /// Locks of the disks that the guest can write.
@@ -131,20 +131,20 @@ impl Devices {
     /// The devices for the VM, in the order in which the guest finds them; the observable rest; and their files,
     /// which are removed when these are dropped. That takes system calls, so the files must not belong to a thread
     /// that the sandbox denies them.
-    pub fn hand_over(self) -> (Vec<Box<dyn VirtioDevice>>, Watched, Vec<HeldPath>) {
+    pub fn hand_over(self) -> (Vec<Box<dyn VirtioDevice>>, WatchedDevices, Vec<HeldPath>) {
         (self.devices, self.watched, self.held)
     }
 }
 
-impl Watched {
+impl WatchedDevices {
     /// Locks of the disks that the guest can write.
     pub fn locks(&self) -> &DiskLocks {
         &self.locks
     }
 
     /// Adds the states of the drivers once the VM has the devices.
-    pub fn driven_by(self, drivers: &[DriverSeen]) -> Watched {
-        Watched { drivers: drivers.to_vec(), ..self }
+    pub fn driven_by(self, drivers: &[DriverSeen]) -> WatchedDevices {
+        WatchedDevices { drivers: drivers.to_vec(), ..self }
     }
 
     /// Reports in the same order. A device that no driver used is logged, because its user would search for it in
@@ -183,7 +183,7 @@ impl Watched {
         found.ok_or_else(|| "this VM's balloon is gone".to_owned())
     }
 
-    /// Whether [`Watched::set_balloon`] finds a balloon.
+    /// Whether [`WatchedDevices::set_balloon`] finds a balloon.
     pub fn has_balloon(&self) -> bool {
         self.balloon.is_some()
     }

@@ -29,11 +29,11 @@ use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
 use crate::control_socket::{ControlSocket, Controlled, ControlledVm};
-use crate::devices::{Devices, Watched};
+use crate::devices::{Devices, WatchedDevices};
 use crate::environment::{Environment, stolen_ms};
 use crate::failure::Failure;
-use crate::front_end::{FrontEnd, GuestConsole, Hidden, Progress, Quiet, ThreadBegin, Work};
-use crate::guarantee::{self, Kept};
+use crate::front_end::{FrontEnd, GuestConsole, NoProgress, Progress, Quiet, ThreadBegin, Work};
+use crate::guarantee::{self, WatchedGuarantee};
 use crate::guardian::cgroup;
 use crate::guardian::giant_pages::HeldGiantMaker;
 use crate::guardian::path::HeldPath;
@@ -147,7 +147,7 @@ struct Prepared<'a> {
     giant_before_loading: Option<String>,
     _held: Vec<HeldPath>,
     /// Observable parts of the devices, until the drivers are known.
-    watched: Watched,
+    watched: WatchedDevices,
     /// Devices for the machine; empty once it has them.
     devices: Vec<Box<dyn VirtioDevice>>,
 }
@@ -172,7 +172,7 @@ impl<'a> Prepared<'a> {
         let opened = Devices::open(&spec.devices, spec.memory, incoming.is_some(), &*front)?;
         let (devices, watched, held) = opened.hand_over();
         ram::check_size(spec)?;
-        let ram::Chosen { backing, fallback, pages_to_make } = ram::choose_backing(spec)?;
+        let ram::ChosenBacking { backing, fallback, pages_to_make } = ram::choose_backing(spec)?;
         let numa = numa::plan(spec, spec.restore.is_some() || incoming.is_some(), backing, Path::new("/"))?;
         numa.said.iter().for_each(|line| front.say(line));
         let short_of_guarantee = guarantee::check_at_start(spec, backing, ram::available())?;
@@ -230,7 +230,7 @@ impl<'a> Prepared<'a> {
         // The sandbox allows what is opened and asked of the host from here on.
         let record = record.map(OutputFile::begin).transpose()?;
         let progress: Arc<dyn Progress> = match spec.console {
-            Console::Bytes => Arc::new(Hidden),
+            Console::Bytes => Arc::new(NoProgress),
             Console::Lines | Console::Nothing => front.progress(Work::Guest(&spec.workload_name())),
         };
         let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, front.clone(), progress.clone());
@@ -314,7 +314,7 @@ impl<'a> Prepared<'a> {
         let saving = self.serve_socket(&guest, &policy, &watched, &past)?;
         let registration = self.register(&policy, past.clone());
         let (guarantee, short) = (spec.guarantee, self.short_of_guarantee.take());
-        let kept = Kept::start(guarantee, short, &policy, &self.session, &self.front, self.sandbox.clone());
+        let kept = WatchedGuarantee::start(guarantee, short, &policy, &self.session, &self.front, self.sandbox.clone());
         // The environment is read while the guest starts: reading some files takes as long as the start itself.
         let environment = Environment::capture();
         let teardown = self.start_teardown()?;
@@ -414,7 +414,7 @@ impl<'a> Prepared<'a> {
         &mut self,
         guest: &RunningGuest,
         policy: &Arc<PolicySwitch>,
-        watched: &Arc<Watched>,
+        watched: &Arc<WatchedDevices>,
         past: &PastSaves,
     ) -> Result<Option<Arc<SavingThread>>, Failure> {
         if self.socket.is_none() {
@@ -488,7 +488,7 @@ struct Running<'a> {
     paging: &'static str,
     environment: Environment,
     sandboxed: Option<Sandboxed>,
-    watched: Arc<Watched>,
+    watched: Arc<WatchedDevices>,
     of: Prepared<'a>,
 }
 
@@ -510,7 +510,7 @@ struct GuestWork {
     console: Option<Box<dyn GuestConsole>>,
     _registration: Option<Registered>,
     policy: Arc<PolicySwitch>,
-    kept: Option<Kept>,
+    kept: Option<WatchedGuarantee>,
 }
 
 impl<'a> Running<'a> {
@@ -572,7 +572,7 @@ struct Over<'a> {
     paging: &'static str,
     environment: Environment,
     sandboxed: Option<Sandboxed>,
-    watched: Arc<Watched>,
+    watched: Arc<WatchedDevices>,
     of: Prepared<'a>,
 }
 

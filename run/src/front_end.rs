@@ -28,7 +28,7 @@ pub enum Work<'a> {
 }
 
 /// Room in a pool, given back when it is dropped.
-pub type PoolRoom = Box<dyn Debug + Send>;
+pub type PoolReservation = Box<dyn Debug + Send>;
 
 /// Shown progress of one piece of work.
 pub trait Progress: Send + Sync {
@@ -50,9 +50,9 @@ pub trait Progress: Send + Sync {
 
 /// Progress that is not shown.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Hidden;
+pub struct NoProgress;
 
-impl Progress for Hidden {}
+impl Progress for NoProgress {}
 
 /// Console of a guest: its serial port, byte by byte. It is open until it is dropped.
 ///
@@ -98,7 +98,7 @@ pub trait FrontEnd: Debug + Send + Sync {
 
     /// Begins to show the progress of that work.
     fn progress(&self, _work: Work<'_>) -> Arc<dyn Progress> {
-        Arc::new(Hidden)
+        Arc::new(NoProgress)
     }
 
     /// Makes room in the pool for that number of pages more. This default holds it in this process, and a SIGKILL
@@ -106,7 +106,7 @@ pub trait FrontEnd: Debug + Send + Sync {
     ///
     /// # Errors
     /// The reason why there is no room.
-    fn lease_pool(&self, size: PageSize, pages: u64) -> Result<PoolRoom, String> {
+    fn lease_pool(&self, size: PageSize, pages: u64) -> Result<PoolReservation, String> {
         let lease = HugetlbPools::of_this_machine().lease(size, pages).map_err(|error| error.to_string())?;
         Ok(Box::new(lease))
     }
@@ -122,7 +122,7 @@ pub trait FrontEnd: Debug + Send + Sync {
     /// Opens the console of a guest.
     ///
     /// # Errors
-    /// [`Failure`] if there is none.
+    /// [`Failure`] if this program has no console.
     fn open_console(&self, _interrupts: &Interrupts) -> Result<Box<dyn GuestConsole>, Failure> {
         Err(Failure::Usage("cannot open a console: this program has none".into()))
     }

@@ -78,14 +78,14 @@ fn why_not(memory: Bytes, share: u32, available: Bytes) -> Option<String> {
 }
 
 /// A guarantee that is watched and pursued until this is dropped.
-pub struct Kept {
+pub struct WatchedGuarantee {
     guarantee: Guarantee,
     short_at_start: Option<String>,
     history: Arc<Mutex<History>>,
     _stop: Sender<()>,
 }
 
-impl Kept {
+impl WatchedGuarantee {
     /// Starts to watch; `None` for best effort without a share. Without a thread the guarantee is not pursued.
     pub fn start(
         guarantee: Guarantee,
@@ -94,11 +94,11 @@ impl Kept {
         session: &Arc<Session>,
         front: &Arc<dyn FrontEnd>,
         sandbox: Option<Arc<Sandbox>>,
-    ) -> Option<Kept> {
+    ) -> Option<WatchedGuarantee> {
         guarantee.share()?;
         let (stop, stopped) = mpsc::channel();
         let history = Arc::<Mutex<History>>::default();
-        let keeper = Keeper {
+        let keeper = GuaranteeThread {
             guarantee,
             policy: Arc::clone(policy),
             session: Arc::downgrade(session),
@@ -116,7 +116,7 @@ impl Kept {
         if let Err(error) = thread::Builder::new().name("guarantee".into()).spawn(work) {
             tracing::warn!("cannot pursue the guarantee of {guarantee}: {error}");
         }
-        Some(Kept { guarantee, short_at_start, history, _stop: stop })
+        Some(WatchedGuarantee { guarantee, short_at_start, history, _stop: stop })
     }
 
     /// The guarantee's part of the report.
@@ -157,7 +157,7 @@ impl History {
 }
 
 /// State of the thread. It does not own the session, so that the run's end does not wait for it.
-struct Keeper {
+struct GuaranteeThread {
     guarantee: Guarantee,
     policy: Arc<PolicySwitch>,
     session: Weak<Session>,
@@ -169,7 +169,7 @@ struct Keeper {
     began: Instant,
 }
 
-impl Keeper {
+impl GuaranteeThread {
     fn keep(mut self, stopped: &Receiver<()>) {
         let mut last = Duration::ZERO;
         while let Some((live, session)) = self.session.upgrade().and_then(|session| Some((session.live()?, session))) {
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_guarantee_is_not_pursued_under_a_policy_that_a_client_has_set_since() {
-        let keeper_under = |policy: &str| Keeper {
+        let keeper_under = |policy: &str| GuaranteeThread {
             guarantee: "95%".parse().expect("a guarantee"),
             policy: Arc::new(PolicySwitch::new(PolicyChoice::parse(policy).expect("a policy"), WalkCost::PRIOR)),
             session: Weak::new(),

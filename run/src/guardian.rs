@@ -1,4 +1,5 @@
-//! Host resources that another process gives back however this one ends.
+//! Host resources that another process gives back however this one ends: cgroups, sockets, pages of 1 GiB. That
+//! process is a child, which waits for the end of a pipe from its parent.
 
 pub mod cgroup;
 pub mod giant_pages;

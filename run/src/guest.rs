@@ -42,13 +42,13 @@ use crate::spec::{Console, RunSpec, Workload};
 /// A guest with arguments and an image that are valid on this host; it does not exist yet.
 pub struct GuestPlan {
     config: VmConfig,
-    begin: Begin,
+    begin: GuestStart,
     /// Paging of the guest: `ept`, `npt` or `shadow`.
     pub paging: &'static str,
 }
 
 /// Beginning of a guest.
-enum Begin {
+enum GuestStart {
     /// At the entry of this image.
     Boot(BootImage),
     /// Where it was saved.
@@ -68,8 +68,8 @@ struct HeldParts {
 }
 
 impl Held {
-    fn of(machine: &Machine, begin: &Begin) -> Held {
-        let Begin::Arrived(Some((_, disks))) = begin else { return Held(Mutex::default()) };
+    fn of(machine: &Machine, begin: &GuestStart) -> Held {
+        let GuestStart::Arrived(Some((_, disks))) = begin else { return Held(Mutex::default()) };
         let (control, second_level) = (machine.control(), machine.kvm_second_level().clone());
         Held(Mutex::new(Some(HeldParts { control, second_level, disks: disks.clone() })))
     }
@@ -196,7 +196,7 @@ pub fn plan(
     if image.needs_whole_cpu() && emulates_guest_kernels(Path::new("/")) {
         front.say(EMULATED_KERNEL);
     }
-    Ok(GuestPlan { config, begin: Begin::Boot(image), paging: paging_name()? })
+    Ok(GuestPlan { config, begin: GuestStart::Boot(image), paging: paging_name()? })
 }
 
 /// The same for a guest that continues where it was saved: no image is read.
@@ -209,7 +209,7 @@ pub fn plan_restored(
 ) -> Result<GuestPlan, Failure> {
     let config = config(spec, ImageSource::Bytes((&[]).into()), backing, numa)?;
     KvmSystem::open().map_err(|error| Failure::Host(error.to_string()))?;
-    let begin = Begin::Restored { machine: Box::new(machine), filling };
+    let begin = GuestStart::Restored { machine: Box::new(machine), filling };
     Ok(GuestPlan { config, begin, paging: paging_name()? })
 }
 
@@ -217,7 +217,7 @@ pub fn plan_restored(
 pub fn plan_incoming(spec: &RunSpec, backing: BackingConfig, numa: &NumaPlan) -> Result<GuestPlan, Failure> {
     let config = config(spec, ImageSource::Bytes((&[]).into()), backing, numa)?;
     KvmSystem::open().map_err(|error| Failure::Host(error.to_string()))?;
-    Ok(GuestPlan { config, begin: Begin::Arrived(None), paging: paging_name()? })
+    Ok(GuestPlan { config, begin: GuestStart::Arrived(None), paging: paging_name()? })
 }
 
 fn config(spec: &RunSpec, image: ImageSource, backing: BackingConfig, numa: &NumaPlan) -> Result<VmConfig, Failure> {
@@ -268,7 +268,7 @@ impl GuestPlan {
 
     /// Completes the plan of a guest that has come from another run.
     pub fn arrived(&mut self, machine: MachineState, disks: DiskLocks) {
-        self.begin = Begin::Arrived(Some((Box::new(machine), disks)));
+        self.begin = GuestStart::Arrived(Some((Box::new(machine), disks)));
     }
 
     /// Builds the guest in `ram` and starts it, or holds it if it has come from another run; its protocol lines go to
@@ -294,9 +294,9 @@ impl GuestPlan {
         let output = SerialOutput { lines: Box::new(sink), bytes };
         let hardware = Hardware { ram, output, devices, sandbox };
         let machine = match &self.begin {
-            Begin::Boot(image) => Machine::start_image(&self.config, image, hardware).map_err(from_boot_error)?,
-            Begin::Restored { machine, filling } => continued(&self.config, machine, hardware, filling)?,
-            Begin::Arrived(machine) => {
+            GuestStart::Boot(image) => Machine::start_image(&self.config, image, hardware).map_err(from_boot_error)?,
+            GuestStart::Restored { machine, filling } => continued(&self.config, machine, hardware, filling)?,
+            GuestStart::Arrived(machine) => {
                 let (machine, _) = machine.as_ref().expect("it is planned, received and started in this order");
                 arrived(&self.config, machine, hardware, fill)?
             }

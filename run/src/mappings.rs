@@ -22,7 +22,7 @@ use wideleaf_policies::{Bytes, GpaRange, MappingStats, OutcomeResult, PageSize, 
 use wideleaf_vmm::run_loop::VcpuState;
 
 use crate::failure::Failure;
-use crate::front_end::{FrontEnd, Hidden, Work};
+use crate::front_end::{FrontEnd, NoProgress, Work};
 use crate::guest::{self, Outside};
 use crate::interrupts::Interrupts;
 use crate::numa::NumaPlan;
@@ -224,7 +224,7 @@ impl PatternGuest {
         let plan = guest::plan(&spec, backing, &NumaPlan::default(), &**front)?;
         let ram = GuestRam::map(&plan.layout(), backing).map_err(|error| host_error(&error))?;
         let host = Arc::new(LinuxHost::open().map_err(|error| host_error(&error))?);
-        let session = Session::new(host.clone(), ram.clone(), None, front.clone(), Arc::new(Hidden));
+        let session = Session::new(host.clone(), ram.clone(), None, front.clone(), Arc::new(NoProgress));
         let guest = plan.start(ram.clone(), &session, front, Console::Nothing, Outside::default())?;
         let kvm = guest.second_level();
         session.attach(Some(kvm.clone()), None);

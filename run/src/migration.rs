@@ -22,7 +22,7 @@
 //! ```text
 //!     pause; what is missing; machine ──────────▶ drops these pages, builds the machine
 //!                    …  ready, go, running as above  …
-//!     stays paused                  ◀──────────── wishes: touched windows first, then the hottest
+//!     stays paused                  ◀──────────── requests: touched windows first, then the hottest
 //!     missing pages                 ────────────▶ into place, on huge pages where they were
 //!     ends its guest                ◀──────────── complete
 //! ```
@@ -32,7 +32,7 @@
 //! ```text
 //!   wideleaf vm SOCKET recover ADDRESS               wideleaf vm SOCKET recover --incoming ADDRESS
 //!     again: name of the migration  ────────────▶ the right one?
-//!                                   ◀──────────── welcome, wishes for what has not come
+//!                                   ◀──────────── welcome, requests for what has not come
 //! ```
 //!
 //! `serving` sends what is missing, `remote_ram` asks for it, and `completing` puts it in place; `doubt` and
@@ -63,7 +63,7 @@ pub(crate) mod source;
 mod target;
 mod wire;
 
-pub use address::{Address, AddressError, Ends};
+pub use address::{Address, AddressError, ConnectionEnds};
 pub(crate) use offer::Offer;
 pub use source::check_rate;
 pub use target::Incoming;

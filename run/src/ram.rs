@@ -1,4 +1,5 @@
-//! RAM of a run: its size and its backing are checked, then it is mapped and faulted in.
+//! RAM of a run: its size and its backing are checked, then it is mapped and faulted in. A pool of
+//! 1 GiB pages grows by at most the pages that the run may make.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -28,7 +29,7 @@ pub fn check_size(spec: &RunSpec) -> Result<(), Failure> {
 }
 
 /// Backing of a run.
-pub struct Chosen {
+pub struct ChosenBacking {
     /// Backing of its RAM.
     pub backing: BackingConfig,
     /// Reason why it is not the requested one, if so.
@@ -38,9 +39,9 @@ pub struct Chosen {
 }
 
 /// Chooses the backing of the run.
-pub fn choose_backing(spec: &RunSpec) -> Result<Chosen, Failure> {
+pub fn choose_backing(spec: &RunSpec) -> Result<ChosenBacking, Failure> {
     let backing = spec.backing;
-    let as_asked = |pages_to_make| Ok(Chosen { backing, fallback: None, pages_to_make });
+    let as_asked = |pages_to_make| Ok(ChosenBacking { backing, fallback: None, pages_to_make });
     if backing.kind() != BackingKind::Hugetlb {
         return as_asked(0);
     }
@@ -59,7 +60,7 @@ pub fn choose_backing(spec: &RunSpec) -> Result<Chosen, Failure> {
     }
     let thp = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM can start huge");
     let fallback = Some(format!("anonymous RAM with transparent huge pages, because: {error}"));
-    Ok(Chosen { backing: thp, fallback, pages_to_make: 0 })
+    Ok(ChosenBacking { backing: thp, fallback, pages_to_make: 0 })
 }
 
 /// Maps RAM of that layout on its nodes, with `pages_to_make` new pages of the backing's pool. The mapping reserves

@@ -64,7 +64,7 @@ impl Registered {
     ) -> Registered {
         let (stop, stopped) = mpsc::channel();
         if let Some(guest) = guest {
-            let teller = Teller {
+            let teller = RegistrationThread {
                 socket: socket.to_owned(),
                 policy: Arc::clone(policy),
                 guest,
@@ -72,7 +72,7 @@ impl Registered {
                 past,
                 session: Arc::downgrade(session),
                 connection: None,
-                said_limits: SaidLimits::default(),
+                said_limits: DaemonLimits::default(),
                 wants_windows: false,
                 said: None,
                 own_policy: None,
@@ -93,7 +93,7 @@ impl Registered {
 }
 
 /// State of the thread. It does not own the session, so that a pending question does not hold up the run's end.
-struct Teller {
+struct RegistrationThread {
     socket: PathBuf,
     policy: Arc<PolicySwitch>,
     guest: OwnGuest,
@@ -104,7 +104,7 @@ struct Teller {
     session: Weak<Session>,
     /// Connection over which it is registered.
     connection: Option<UnixStream>,
-    said_limits: SaidLimits,
+    said_limits: DaemonLimits,
     /// Whether a client of the daemon looks at the windows.
     wants_windows: bool,
     /// Latest policy from the daemon. The daemon repeats an operator's policy, and a policy that is set here must stay.
@@ -117,7 +117,7 @@ struct Teller {
     complaint: Option<String>,
 }
 
-impl Teller {
+impl RegistrationThread {
     /// Runs until the end of the run.
     fn tell(mut self, stopped: &Receiver<()>) {
         while let Some((view, live)) = self.view() {
@@ -215,12 +215,12 @@ impl Teller {
 
 /// Limits and price that hold while the daemon is there.
 #[derive(Default)]
-struct SaidLimits {
+struct DaemonLimits {
     /// Limits from the daemon; `None`: the run's own.
     limits: Option<BudgetLimits>,
 }
 
-impl SaidLimits {
+impl DaemonLimits {
     fn apply(&mut self, session: &Session, said: &Limits) {
         let limits = limits_of(said);
         if self.limits.replace(limits) != Some(limits) {
@@ -263,7 +263,7 @@ mod tests {
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Budget, Gpa, GpaRange, HugePages, Moment, PageSize, Plan, Snapshot, VmId};
 
-    use crate::front_end::{Hidden, Quiet};
+    use crate::front_end::{NoProgress, Quiet};
     use wideleaf_memory::manager::ManagedVm;
 
     /// A policy that plans nothing and notes the supply of huge pages.
@@ -293,7 +293,7 @@ mod tests {
         let vm = ManagedVm::new(VmId(0), ram.clone(), None);
         let policy = Box::new(SeesSupply(seen.clone()));
         let manager = Manager::spawn(host.clone(), vec![vm], policy, ManagerConfig::default()).expect("a thread");
-        let session = Session::new(host, ram, None, Arc::new(Quiet), Arc::new(Hidden));
+        let session = Session::new(host, ram, None, Arc::new(Quiet), Arc::new(NoProgress));
         session.attach(None, Some(manager));
         (session, seen)
     }
@@ -313,7 +313,7 @@ mod tests {
         let (session, seen) = session();
         let limits = || session.live().expect("the manager is at work").limits;
         let is_priced = || matches!(*seen.lock(), HugePages::Priced(_));
-        let mut said_limits = SaidLimits::default();
+        let mut said_limits = DaemonLimits::default();
         let said = Limits {
             copy_per_second: 7 << 20,
             cpu_share: 1_250,

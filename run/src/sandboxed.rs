@@ -67,11 +67,11 @@ pub fn check_output(spec: &SandboxSpec) -> Result<(), Failure> {
     let Some(folder) = &spec.output_folder else { return Ok(()) };
     // Without a name (`O_TMPFILE`), so that a process that is killed now leaves nothing.
     let tried = tempfile::tempfile_in(folder);
-    let whom = spec.user.map_or("this user".to_owned(), |user| format!("user {user}"));
+    let user = spec.user.map_or("this user".to_owned(), |user| format!("user {user}"));
     let cannot = |error: std::io::Error| {
         let (folder, kind) = (folder.display(), error.kind());
         Failure::Output(format!(
-            "cannot write --output: in its sandbox {whom} cannot write in {folder}: {kind}; name another folder"
+            "cannot write --output: in its sandbox {user} cannot write in {folder}: {kind}; name another folder"
         ))
     };
     tried.map(drop).map_err(cannot)

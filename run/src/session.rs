@@ -28,8 +28,8 @@ use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use self::limits::{
-    Cut, GAPS_MAX, Looks, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, RESULTS_MAX,
-    begin_of,
+    DroppedMessages, GAPS_MAX, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, RESULTS_MAX,
+    SampleAllowance, begin_of,
 };
 use crate::front_end::{FrontEnd, Progress};
 use crate::guards::Noted;
@@ -57,7 +57,7 @@ pub struct Session {
     /// Whether the policy is switched off: nothing activates it until it is switched on again.
     is_off: AtomicBool,
     /// Observations and calls of the manager that lines may cause, over all boots.
-    looks: Mutex<Looks>,
+    allowance: Mutex<SampleAllowance>,
     log: Mutex<Log>,
 }
 
@@ -106,7 +106,7 @@ struct Log {
     kernel_panic: Option<String>,
     exit: Option<ExitCode>,
     malformed: Vec<String>,
-    cut: Cut,
+    cut: DroppedMessages,
     /// Counters of the latest observation; they also stand for observations that were skipped.
     latest: Counters,
     resident_beyond_guest_ram: Option<Bytes>,
@@ -172,9 +172,9 @@ impl Session {
         progress: Arc<dyn Progress>,
     ) -> Arc<Session> {
         let (attached, is_off, log) = (OnceLock::new(), AtomicBool::new(false), Mutex::default());
-        let looks = Mutex::new(Looks::new(host.now()));
+        let allowance = Mutex::new(SampleAllowance::new(host.now()));
         let readings = Arc::default();
-        Arc::new(Session { host, ram, policy_delay, readings, front, progress, attached, is_off, looks, log })
+        Arc::new(Session { host, ram, policy_delay, readings, front, progress, attached, is_off, allowance, log })
     }
 
     /// Readings of the guest's progress, for the manager.
@@ -405,7 +405,7 @@ impl Session {
         }
         let open = &mut log.phases[index];
         log.cut.count("progress_marks", open.marks.add(mark));
-        if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) && self.looks().may_call(at) {
+        if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) && self.allowance().may_call(at) {
             self.activate();
         }
     }
@@ -502,14 +502,14 @@ impl Session {
         self.log.lock()
     }
 
-    fn looks(&self) -> MutexGuard<'_, Looks> {
-        self.looks.lock()
+    fn allowance(&self) -> MutexGuard<'_, SampleAllowance> {
+        self.allowance.lock()
     }
 
     /// Whether a line may cause an observation of the host now. A refused line is counted, and uses the latest
     /// observation.
     fn may_look(&self, log: &mut Log, now: Moment) -> bool {
-        let may = self.looks().take(now);
+        let may = self.allowance().take(now);
         log.cut.count("looks_at_begin_or_end", u64::from(!may));
         may
     }
@@ -666,14 +666,14 @@ mod tests {
 
     use super::limits::TEXT_MAX;
     use super::*;
-    use crate::front_end::{Hidden, Quiet};
+    use crate::front_end::{NoProgress, Quiet};
 
     pub(super) fn session() -> Arc<Session> {
         let layout = [GpaRange::new(Gpa::new(0), mib(4)).expect("it fits")];
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
         let ram = GuestRam::map(&layout, backing).expect("4 MiB can be mapped");
         let host = Arc::new(LinuxHost::open().expect("this host"));
-        let session = Session::new(host, ram, Some(Duration::ZERO), Arc::new(Quiet), Arc::new(Hidden));
+        let session = Session::new(host, ram, Some(Duration::ZERO), Arc::new(Quiet), Arc::new(NoProgress));
         session.attach(None, None);
         session
     }
@@ -758,7 +758,7 @@ mod tests {
         session.on_line("@wideleaf progress phase=unknown tsc=5 done=9 total=0");
         let readings = session.readings().take();
         let counts: Vec<_> = readings.iter().map(|reading| (reading.phase, reading.done)).collect();
-        assert_eq!(counts, [(0, 5), (1, 7)], "a phase that never began is none");
+        assert_eq!(counts, [(0, 5), (1, 7)], "a phase that never began has no reading");
         assert!(readings[0].cpu <= readings[1].cpu && readings[1].cpu > Duration::ZERO, "{readings:?}");
     }
 

@@ -1,7 +1,7 @@
 //! A guest of QEMU with our image, on KVM: the guest of another VMM, for tests and benches to attach to.
 //!
 //! ```text
-//!   QemuSetup ─▶ arguments ─▶ QEMU ─┬─ console ─▶ QemuSaid: the guest's output, line by line
+//!   QemuSetup ─▶ arguments ─▶ QEMU ─┬─ console ─▶ QemuOutput: the guest's output, line by line
 //!                                   └─ qmp.sock, without a client
 //! ```
 //!
@@ -92,7 +92,7 @@ impl QemuSetup {
 
 /// Output of a guest so far.
 #[derive(Clone, Debug, Default)]
-pub struct QemuSaid {
+pub struct QemuOutput {
     /// Frequency of its clock, in ticks per second.
     pub tsc_hz: u64,
     /// Memory regions that it named.
@@ -109,7 +109,7 @@ pub struct QemuSaid {
     pub complaint: Option<String>,
 }
 
-impl QemuSaid {
+impl QemuOutput {
     fn hear(&mut self, line: &str) {
         match parse(line) {
             Some(Ok(Message::Hello { tsc_hz, .. })) => self.tsc_hz = tsc_hz,
@@ -150,7 +150,7 @@ impl QemuSaid {
 pub struct QemuGuest {
     child: Child,
     folder: tempfile::TempDir,
-    said: Arc<Mutex<QemuSaid>>,
+    said: Arc<Mutex<QemuOutput>>,
     listener: Option<JoinHandle<()>>,
 }
 
@@ -200,7 +200,7 @@ impl QemuGuest {
         }
         let mut child = qemu.spawn()?;
         let console = child.stdout.take().expect("a pipe was asked for");
-        let said = Arc::<Mutex<QemuSaid>>::default();
+        let said = Arc::<Mutex<QemuOutput>>::default();
         let listener = listen(console, Arc::clone(&said))?;
         Ok(QemuGuest { child, folder, said, listener: Some(listener) })
     }
@@ -216,7 +216,7 @@ impl QemuGuest {
     }
 
     /// Its output so far.
-    pub fn said(&self) -> MutexGuard<'_, QemuSaid> {
+    pub fn said(&self) -> MutexGuard<'_, QemuOutput> {
         self.said.lock()
     }
 
@@ -224,7 +224,7 @@ impl QemuGuest {
     ///
     /// # Panics
     /// Panics if it reports an error, ends before, or hangs.
-    pub fn wait_until(&mut self, what: &str, is_there: impl Fn(&QemuSaid) -> bool) {
+    pub fn wait_until(&mut self, what: &str, is_there: impl Fn(&QemuOutput) -> bool) {
         let began = Instant::now();
         while !is_there(&self.said()) {
             let said = self.said().clone();
@@ -319,7 +319,7 @@ pub fn base_pages_library(folder: &Path) -> io::Result<PathBuf> {
     if compiled.status.success() { Ok(library) } else { Err(why()) }
 }
 
-fn listen(console: ChildStdout, said: Arc<Mutex<QemuSaid>>) -> io::Result<JoinHandle<()>> {
+fn listen(console: ChildStdout, said: Arc<Mutex<QemuOutput>>) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("console".into()).spawn(move || {
         for line in BufReader::new(console).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line);
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_guest_s_output_is_kept_by_kind() {
-        let mut said = QemuSaid::default();
+        let mut said = QemuOutput::default();
         for line in [
             "@wideleaf hello version=1 kernel=gups vcpus=1 guest_page=2m tsc_hz=1000 entry=pvh",
             "@wideleaf region name=table address=0x400000 bytes=4096",

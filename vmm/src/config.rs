@@ -1,6 +1,6 @@
 //! The configuration of a VM, validated: a built configuration cannot contradict itself.
 //!
-//! [`VmOptions`] holds the caller's wishes. [`VmConfig::new`] is the only way from there, and refuses with numbers
+//! [`VmOptions`] holds the caller's requests. [`VmConfig::new`] is the only way from there, and refuses with numbers
 //! and a remedy.
 
 use std::borrow::Cow;
@@ -45,7 +45,7 @@ pub enum EntryChoice {
     Pvh,
 }
 
-/// The VM that the caller wishes, unchecked.
+/// The VM that the caller requests, unchecked.
 #[derive(Clone, Debug)]
 pub struct VmOptions {
     /// Size of guest RAM.
@@ -146,7 +146,7 @@ pub enum ConfigError {
         up: Bytes,
     },
     /// The RAM has more bytes than an x86 CPU can address.
-    #[error("{memory} of RAM is more than x86-64 can address ({MEMORY_MAX})")]
+    #[error("{memory} of RAM is more than x86-64 can address ({MEMORY_MAX}): use less --memory")]
     BeyondArchitecture {
         /// Requested size of RAM.
         memory: Bytes,

@@ -39,7 +39,7 @@ fn threads() -> impl Iterator<Item = ThreadKind> {
 
 /// The expected end of an attempt.
 #[derive(Clone, Copy, PartialEq)]
-enum Ends {
+enum ExpectedEnd {
     /// The process dies, and the line names this call.
     Killed(&'static str),
     /// The call answers with an error.
@@ -48,10 +48,10 @@ enum Ends {
     Works,
 }
 
-use Ends::{Killed, Refused, Works};
+use ExpectedEnd::{Killed, Refused, Works};
 
 /// An attempt: its name, the attempt itself (true if it worked), and its end for a kind of thread.
-type Attempt = (&'static str, fn() -> bool, fn(ThreadKind) -> Ends);
+type Attempt = (&'static str, fn() -> bool, fn(ThreadKind) -> ExpectedEnd);
 
 fn is_ok(answer: libc::c_long) -> bool {
     answer >= 0
@@ -120,7 +120,7 @@ const FORBIDDEN: &[Attempt] = &[
     ),
     (
         "make_a_socket_of_this_host",
-        || UnixStream::connect("/nobody-listens").is_err_and(|error| error.kind() == ErrorKind::NotFound),
+        || UnixStream::connect("/no-listener").is_err_and(|error| error.kind() == ErrorKind::NotFound),
         |kind| if kind == ThreadKind::Status { Works } else { Killed("socket") },
     ),
     ("map_code", || map(libc::PROT_READ | libc::PROT_EXEC), |_| Killed("mmap")),
@@ -239,7 +239,7 @@ const FORBIDDEN: &[Attempt] = &[
 
 fn config() -> SandboxConfig {
     SandboxConfig {
-        daemon: Some("/nobody-listens".into()),
+        daemon: Some("/no-listener".into()),
         has_control_socket: true,
         has_console: true,
         has_nodes: true,

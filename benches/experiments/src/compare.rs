@@ -26,7 +26,7 @@ const ALWAYS_DIFFERENT: [&str; 4] =
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotComparable {
     /// The results are of different experiments.
-    #[error("A has results of {a}, B of {b}; only results of the same experiment are comparable")]
+    #[error("cannot compare A with B: A has results of {a}, B of {b}; choose results of the same experiment")]
     Experiments {
         /// Name of A's experiment.
         a: String,
@@ -34,10 +34,7 @@ pub enum NotComparable {
         b: String,
     },
     /// No cell has a figure in both results.
-    #[error(
-        "A and B have nothing in common (no case and arm has a figure in both); choose results with \
-         common cases and arms"
-    )]
+    #[error("cannot compare A with B: no case and arm has a figure in both; choose results with common cases and arms")]
     NothingInCommon,
 }
 

@@ -20,7 +20,7 @@ pub struct DisturbedGuests {
     /// Backing of the RAM of each guest.
     pub ram: QemuRam,
     /// Owner of the promotions.
-    pub keeper: Keeper,
+    pub keeper: PromotionOwner,
     /// Event in the life of the guests.
     pub event: Event,
 }
@@ -28,7 +28,7 @@ pub struct DisturbedGuests {
 /// Owner of the promotions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Keeper {
+pub enum PromotionOwner {
     /// The kernel alone.
     Kernel,
     /// The kernel, which denies this QEMU huge pages (`PR_SET_THP_DISABLE`).
@@ -105,10 +105,10 @@ impl DisturbedGuests {
         let count =
             if self.count == 1 { String::new() } else { format!("{} times, one after the other: ", self.count) };
         let denied = match self.keeper {
-            Keeper::KernelWithoutHugePages => "with PR_SET_THP_DISABLE: ",
-            Keeper::Kernel | Keeper::Daemon => "",
+            PromotionOwner::KernelWithoutHugePages => "with PR_SET_THP_DISABLE: ",
+            PromotionOwner::Kernel | PromotionOwner::Daemon => "",
         };
-        let attached = if self.keeper == Keeper::Daemon { "; wideleaf attach PID" } else { "" };
+        let attached = if self.keeper == PromotionOwner::Daemon { "; wideleaf attach PID" } else { "" };
         let event = self.event.in_words();
         let event = if event.is_empty() { event } else { format!("; {event}") };
         format!("{count}{denied}{}{attached}{event}", self.guest.qemu_command(self.ram))
@@ -140,14 +140,14 @@ mod tests {
             guest: Guest::new("gups", "log2_words=22", 64),
             count: 10,
             ram: QemuRam::Thp,
-            keeper: Keeper::Daemon,
+            keeper: PromotionOwner::Daemon,
             event: Event::Postcopy,
         };
         let command = guests.command();
         for part in ["10 times, one after the other: qemu-system", "; wideleaf attach PID; moved to a second QEMU"] {
             assert!(command.contains(part), "no {part} in {command}");
         }
-        let plain = DisturbedGuests { count: 1, keeper: Keeper::Kernel, event: Event::Start, ..guests };
+        let plain = DisturbedGuests { count: 1, keeper: PromotionOwner::Kernel, event: Event::Start, ..guests };
         assert_eq!(plain.command(), plain.guest.qemu_command(QemuRam::Thp));
     }
 }

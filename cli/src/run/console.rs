@@ -62,7 +62,7 @@ impl TerminalConsole {
     fn start_threads(&mut self, machine: &Machine, begin: impl FnOnce() + Clone + Send + 'static) -> io::Result<()> {
         let has_keys = self.terminal.is_some();
         if let Some(terminal) = &mut self.terminal {
-            terminal.hear(begin.clone())?;
+            terminal.handle_signals(begin.clone())?;
         }
         if let Some(to) = self.to.take() {
             self.output.serve(to, machine.control(), begin.clone())?;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use wideleaf_memory::walk_cost::CpuModel;
 use wideleaf_policies::PageSize;
 use wideleaf_run::failure::Failure;
-use wideleaf_run::front_end::{FrontEnd, GuestConsole, PoolRoom, Progress, ThreadBegin, Work};
+use wideleaf_run::front_end::{FrontEnd, GuestConsole, PoolReservation, Progress, ThreadBegin, Work};
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::Walks;
 
@@ -69,7 +69,7 @@ impl FrontEnd for TerminalFrontEnd {
         }))
     }
 
-    fn lease_pool(&self, size: PageSize, pages: u64) -> Result<PoolRoom, String> {
+    fn lease_pool(&self, size: PageSize, pages: u64) -> Result<PoolReservation, String> {
         Ok(Box::new(HeldPool::lease_of(size, pages)?))
     }
 

@@ -242,7 +242,7 @@ pub fn select(pmu: &dyn Pmu, cpu: &CpuModel) -> Result<&'static WalkEvents, Stri
 
 /// Counts walks only between [`Meter::start`] and [`Meter::stop`]: the thread's other work is in no figure.
 pub struct Meter {
-    counters: Vec<(What, Box<dyn Count>)>,
+    counters: Vec<(Quantity, Box<dyn Count>)>,
     is_timed: bool,
     has_second_level: bool,
     began: Vec<Reading>,
@@ -254,8 +254,9 @@ impl fmt::Debug for Meter {
     }
 }
 
+/// Quantity that one of the CPU's counters counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum Quantity {
     Cycles,
     Walks,
     WalkCycles,
@@ -268,11 +269,11 @@ impl Meter {
     /// # Errors
     /// Reason why it is not possible.
     pub fn open(pmu: &dyn Pmu, events: &WalkEvents) -> Result<Meter, String> {
-        let mut counters = vec![(What::Cycles, pmu.open_cycles()?)];
+        let mut counters = vec![(Quantity::Cycles, pmu.open_cycles()?)];
         let all = [
-            (What::WalkCycles, events.walk_cycles),
-            (What::SecondLevelCycles, events.second_level_cycles),
-            (What::Walks, events.walks),
+            (Quantity::WalkCycles, events.walk_cycles),
+            (Quantity::SecondLevelCycles, events.second_level_cycles),
+            (Quantity::Walks, events.walks),
         ];
         for (what, event) in all.into_iter().flat_map(|(what, events)| events.iter().map(move |event| (what, event))) {
             counters.push((what, pmu.open(event)?));
@@ -308,11 +309,11 @@ impl Meter {
         let sum = |wanted| -> u64 {
             self.counters.iter().zip(&since).filter(|((what, _), _)| *what == wanted).map(|(_, count)| count).sum()
         };
-        let second_level = sum(What::SecondLevelCycles);
+        let second_level = sum(Quantity::SecondLevelCycles);
         Ok(Walks {
-            cycles: sum(What::Cycles),
-            walks: sum(What::Walks),
-            walk_cycles: self.is_timed.then(|| sum(What::WalkCycles) + second_level),
+            cycles: sum(Quantity::Cycles),
+            walks: sum(Quantity::Walks),
+            walk_cycles: self.is_timed.then(|| sum(Quantity::WalkCycles) + second_level),
             second_level_walk_cycles: self.has_second_level.then_some(second_level),
         })
     }

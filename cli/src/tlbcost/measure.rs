@@ -220,7 +220,8 @@ pub fn measure(
             Err(why) => return Err(why),
         };
         if run.verification.as_ref().is_none_or(|verification| !verification.passed) {
-            return Err(Failure::GuestFailed("latency did not pass its verification".into()));
+            let why = "cannot use the measurement: its kernel, latency, read wrong words; repeat it on another machine";
+            return Err(Failure::GuestFailed(why.into()));
         }
         bar.inc(1);
         report.paging = Some(run.setup.paging.clone());

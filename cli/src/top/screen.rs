@@ -16,7 +16,7 @@ use wideleaf_run::policy_switch::OFF;
 use wideleaf_run::text::clean;
 
 use super::heat_map::Column;
-use super::watch::{Ask, Detail, Sampled};
+use super::watch::{Detail, Sampled, WatchRequest};
 use crate::vm_source::HostReport;
 
 /// Content of the screen.
@@ -62,8 +62,8 @@ pub enum Effect {
     Quit,
     /// Ctrl-C, which is a key in a terminal in raw mode.
     Interrupt,
-    /// A request to the source.
-    Ask(Ask),
+    /// A request to the thread that samples.
+    Send(WatchRequest),
 }
 
 /// State of the screen.
@@ -155,7 +155,7 @@ impl Screen {
             self.before = before.and_then(|before| before.windows.ok());
             self.detail = Some(detail);
         }
-        if self.chosen_detail().is_some() { Effect::None } else { self.look() }
+        if self.chosen_detail().is_some() { Effect::None } else { self.request_detail() }
     }
 
     /// If the chosen VM has ended, no other one takes its place before an arrow key chooses it.
@@ -234,11 +234,11 @@ impl Screen {
     fn choose(&mut self, index: usize) -> Effect {
         let last = self.vms().len().saturating_sub(1);
         self.chosen = self.vms().get(index.min(last)).map(|vm| vm.pid);
-        self.look()
+        self.request_detail()
     }
 
-    fn look(&self) -> Effect {
-        self.chosen().map_or(Effect::None, |vm| Effect::Ask(Ask::Look(vm.pid)))
+    fn request_detail(&self) -> Effect {
+        self.chosen().map_or(Effect::None, |vm| Effect::Send(WatchRequest::Detail(vm.pid)))
     }
 
     fn set_policy(&mut self, policy: &str) -> Effect {
@@ -247,9 +247,9 @@ impl Screen {
             self.message = Some(format!("{policy} is in force already"));
             return Effect::None;
         }
-        let ask = Ask::SetPolicy(vm.pid, policy.to_owned());
+        let request = WatchRequest::SetPolicy(vm.pid, policy.to_owned());
         self.message = Some(format!("requesting {policy}"));
-        Effect::Ask(ask)
+        Effect::Send(request)
     }
 
     /// Index of the chosen VM's policy among [`Screen::policies`].

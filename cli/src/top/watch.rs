@@ -1,7 +1,7 @@
 //! Samples the VMs in a separate thread, so that keys never wait: a daemon may take two seconds to answer.
 //!
 //! ```text
-//!   screen ── Ask ──▶ watch: sample, wait for an Ask or the interval, sample again ── Sampled ──▶ screen
+//!   screen ── WatchRequest ──▶ watch: sample, wait for a request or the interval, sample again ── Sampled ──▶ screen
 //! ```
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -15,11 +15,11 @@ use wideleaf_run::failure::Failure;
 use crate::guests::tables::care_line;
 use crate::vm_source::{HostReport, Source};
 
-/// Request of the screen.
+/// Request of the screen to the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum WatchRequest {
     /// Also sample the windows and the explanation of this process's VM from now on.
-    Look(u32),
+    Detail(u32),
     /// Set another policy for this process's VM.
     SetPolicy(u32, String),
 }
@@ -48,54 +48,54 @@ pub struct Detail {
 
 /// Both ends of the thread, which ends when they are dropped.
 pub struct Watch {
-    asks: Sender<Ask>,
-    seen: Receiver<Sampled>,
+    requests: Sender<WatchRequest>,
+    samples: Receiver<Sampled>,
 }
 
 impl Watch {
     /// Starts to sample.
     pub fn start(source: Box<dyn Source>, interval: Duration) -> Watch {
-        let (asks, asked) = channel();
-        let (sender, seen) = sync_channel(1);
-        thread::spawn(move || run(source.as_ref(), interval, &asked, &sender));
-        Watch { asks, seen }
+        let (requests, received) = channel();
+        let (sender, samples) = sync_channel(1);
+        thread::spawn(move || run(source.as_ref(), interval, &received, &sender));
+        Watch { requests, samples }
     }
 
     /// Sends a request to the thread.
-    pub fn ask(&self, ask: Ask) {
+    pub fn send(&self, request: WatchRequest) {
         // The thread lives as long as this, unless it panicked: then no more samples come, and the screen shows the
         // last one.
-        let _ = self.asks.send(ask);
+        let _ = self.requests.send(request);
     }
 
     /// The samples that have not been taken yet: at most one waits.
-    pub fn looks(&self) -> impl Iterator<Item = Sampled> + '_ {
-        self.seen.try_iter()
+    pub fn samples(&self) -> impl Iterator<Item = Sampled> + '_ {
+        self.samples.try_iter()
     }
 }
 
 /// Runs until the screen is gone.
-fn run(source: &dyn Source, interval: Duration, asked: &Receiver<Ask>, seen: &SyncSender<Sampled>) {
+fn run(source: &dyn Source, interval: Duration, requests: &Receiver<WatchRequest>, samples: &SyncSender<Sampled>) {
     let mut watched = None;
     let mut message = None;
-    while seen.send(look(source, watched, message.take())).is_ok() {
-        let first = match asked.recv_timeout(interval) {
-            Ok(ask) => Some(ask),
+    while samples.send(sample(source, watched, message.take())).is_ok() {
+        let first = match requests.recv_timeout(interval) {
+            Ok(request) => Some(request),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
         // All that wait, before one sample: held arrow keys must not delay a change of policy.
-        for ask in first.into_iter().chain(asked.try_iter()) {
-            match ask {
-                Ask::Look(pid) => watched = Some(pid),
-                Ask::SetPolicy(pid, policy) => message = Some(set_policy(source, pid, policy)),
+        for request in first.into_iter().chain(requests.try_iter()) {
+            match request {
+                WatchRequest::Detail(pid) => watched = Some(pid),
+                WatchRequest::SetPolicy(pid, policy) => message = Some(set_policy(source, pid, policy)),
             }
         }
     }
 }
 
 /// Takes one sample.
-pub fn look(source: &dyn Source, watched: Option<u32>, message: Option<String>) -> Sampled {
+fn sample(source: &dyn Source, watched: Option<u32>, message: Option<String>) -> Sampled {
     let detail = |pid: u32| Detail {
         pid,
         windows: source.windows(&pid.to_string()),
@@ -119,12 +119,13 @@ mod tests {
 
     #[test]
     fn one_sample_follows_all_requests_that_wait() {
-        let (asks, asked) = channel();
-        let waiting = [Ask::Look(1), Ask::Look(2), Ask::SetPolicy(2, "off".into()), Ask::Look(3)];
-        waiting.into_iter().for_each(|ask| asks.send(ask).expect("it is received below"));
-        drop(asks);
+        use WatchRequest::{Detail, SetPolicy};
+        let (requests, received) = channel();
+        let waiting = [Detail(1), Detail(2), SetPolicy(2, "off".into()), Detail(3)];
+        waiting.into_iter().for_each(|request| requests.send(request).expect("it is received below"));
+        drop(requests);
         let (sender, seen) = sync_channel(8);
-        run(&Fake::default(), Duration::from_secs(3600), &asked, &sender);
+        run(&Fake::default(), Duration::from_secs(3600), &received, &sender);
         drop(sender);
         let seen: Vec<_> = seen.iter().map(|seen| (seen.detail.map(|detail| detail.pid), seen.message)).collect();
         assert_eq!(seen, [(None, None), (Some(3), Some("no VM 2".into()))]);

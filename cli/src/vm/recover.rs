@@ -15,7 +15,7 @@ use clap::Args;
 use wideleaf_control::vm::{VmAnswer, VmRequest, VmStatus, ask};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
-use wideleaf_run::migration::{Address, Ends};
+use wideleaf_run::migration::{Address, ConnectionEnds};
 
 use crate::options::FormatArg;
 use crate::output::say;
@@ -73,7 +73,7 @@ fn check(socket: &Path, is_target: bool) -> Result<(), Failure> {
 }
 
 /// The connection, and the name of the other side.
-fn meet(args: &RecoverArgs, interrupts: &Interrupts) -> Result<(Ends, String), Failure> {
+fn meet(args: &RecoverArgs, interrupts: &Interrupts) -> Result<(ConnectionEnds, String), Failure> {
     if args.incoming {
         return args.address.accept(interrupts, &|place| say(format!("wideleaf: waiting for the source at {place}")));
     }

@@ -85,7 +85,8 @@ impl Source for Processes {
             WithoutDaemon::Absent(path) => Err(ClientError::NoDaemon { path }.into()),
             WithoutDaemon::NotPermitted(path) => Err(ClientError::NotPermitted { path }.into()),
             WithoutDaemon::NotAsked => {
-                Err(Failure::Usage("only a daemon can change that: repeat the command without --no-daemon".into()))
+                let why = "cannot change a guest without a daemon: repeat the command without --no-daemon";
+                Err(Failure::Usage(why.into()))
             }
         }
     }

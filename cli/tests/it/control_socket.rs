@@ -41,7 +41,8 @@ fn start_with(scratch: &Scratch, arguments: &[&str]) -> Running {
     run
 }
 
-fn vm(scratch: &Scratch, words: &[&str]) -> Value {
+/// The answer of the VM at `vm.sock` to a request.
+pub fn vm(scratch: &Scratch, words: &[&str]) -> Value {
     let output = scratch.wideleaf(&[&["vm", "vm.sock"], words, &["--format=json"]].concat()).assert().success();
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }

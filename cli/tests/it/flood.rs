@@ -51,7 +51,7 @@ fn kinds() -> Vec<(&'static str, String, &'static str)> {
         ("panic", many(&|number| format!("@wideleaf panic message=m{number}\n")), ""),
         (
             "its own",
-            many(&|number| format!("line {number} of a guest whose standard error is not read\n")),
+            many(&|number| format!("line {number} of a guest with a standard error that is not read\n")),
             "stderr_lines",
         ),
         ("no end", "x".repeat(4096), "stderr_lines"),

@@ -114,7 +114,7 @@ fn post_copy_begins_after_the_rounds_that_were_asked_for() {
 
 /// What a proxy does when a message comes.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Cut {
+pub enum ConnectionLoss {
     /// It and all later ones are lost.
     At(u32),
     /// The same for the first pages after `go`, once the target has said that the guest runs there.
@@ -134,7 +134,7 @@ pub struct Proxy {
 
 pub const PROXY: &str = "unix:proxy.sock";
 
-pub fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
+pub fn proxy(scratch: &Scratch, cut: ConnectionLoss) -> Proxy {
     let listener = UnixListener::bind(scratch.path("proxy.sock")).unwrap();
     let to = scratch.path("move.sock");
     let ((is_held, held), (go_on, goes_on)) = (channel(), channel());
@@ -154,11 +154,11 @@ pub fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
                 });
             });
             pump(&source, &target, &|| match cut {
-                Cut::At(_) => {}
-                Cut::AtPagesAfterGo => {
+                ConnectionLoss::At(_) => {}
+                ConnectionLoss::AtPagesAfterGo => {
                     let _ = has_begun.recv();
                 }
-                Cut::HoldPagesAfterGo => {
+                ConnectionLoss::HoldPagesAfterGo => {
                     let _ = is_held.send(());
                     let _ = goes_on.recv();
                 }
@@ -170,7 +170,7 @@ pub fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
 
 /// Passes messages on as `cut` says; calls `sees` before the first pages after `go`, and before the word that the guest
 /// runs.
-fn forward_until(cut: Cut, from: &UnixStream, to: &UnixStream, sees: &dyn Fn()) -> std::io::Result<()> {
+fn forward_until(cut: ConnectionLoss, from: &UnixStream, to: &UnixStream, sees: &dyn Fn()) -> std::io::Result<()> {
     let (mut runs, mut was_seen) = (false, false);
     forward(from, to, |kind| {
         runs |= kind == GO;
@@ -179,9 +179,9 @@ fn forward_until(cut: Cut, from: &UnixStream, to: &UnixStream, sees: &dyn Fn()) 
             sees();
         }
         match cut {
-            Cut::At(cut) => kind != cut,
-            Cut::AtPagesAfterGo => !comes_after_go,
-            Cut::HoldPagesAfterGo => true,
+            ConnectionLoss::At(cut) => kind != cut,
+            ConnectionLoss::AtPagesAfterGo => !comes_after_go,
+            ConnectionLoss::HoldPagesAfterGo => true,
         }
     })
 }
@@ -193,7 +193,7 @@ fn a_loss_of_what_is_missing_leaves_the_guest_at_the_source() {
     }
     let scratch = new_scratch();
     let (source, target) = (source(&scratch), target(&scratch));
-    let proxy = proxy(&scratch, Cut::At(MISSING));
+    let proxy = proxy(&scratch, ConnectionLoss::At(MISSING));
     let (code, _, why) = end(migrate(&scratch, PROXY, &["--postcopy=1"]));
     assert!(code == Some(4) && why.contains("the connection ended"), "{code:?}: {why}");
     proxy.thread.join().unwrap();
@@ -219,7 +219,7 @@ fn a_connection_that_breaks_while_pages_are_missing_ends_the_targets_guest_and_l
     }
     let scratch = new_scratch();
     let (source, target) = (source(&scratch), target(&scratch));
-    let proxy = proxy(&scratch, Cut::AtPagesAfterGo);
+    let proxy = proxy(&scratch, ConnectionLoss::AtPagesAfterGo);
     let (code, _, why) = end(migrate(&scratch, PROXY, &["--postcopy=1"]));
     assert_eq!(code, Some(4), "{why}");
     proxy.thread.join().unwrap();
@@ -238,7 +238,7 @@ fn a_complete_that_is_lost_leaves_the_guest_at_the_target_and_a_paused_one_to_be
     }
     let scratch = new_scratch();
     let (source, target) = (source(&scratch), target(&scratch));
-    let proxy = proxy(&scratch, Cut::At(COMPLETE));
+    let proxy = proxy(&scratch, ConnectionLoss::At(COMPLETE));
     let (code, _, why) = end(migrate(&scratch, PROXY, &["--postcopy=1"]));
     assert!(code == Some(4) && why.contains("while a part of its RAM was still here"), "{code:?}: {why}");
     proxy.thread.join().unwrap();
@@ -260,7 +260,7 @@ struct Held {
 
 fn held(scratch: &Scratch) -> Held {
     let (source, target) = (source(scratch), target(scratch));
-    let proxy = proxy(scratch, Cut::HoldPagesAfterGo);
+    let proxy = proxy(scratch, ConnectionLoss::HoldPagesAfterGo);
     let client = migrate(scratch, PROXY, &["--postcopy=1"]);
     proxy.held.recv().unwrap();
     Held { source, target, proxy, client }

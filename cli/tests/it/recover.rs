@@ -14,7 +14,7 @@ use wideleaf_testing::scratch::{Running, Scratch};
 use crate::migration::{
     AMONG_QUESTIONS, GO, RUNNING, end, goes_on, has_lost_nothing, report, status, status_of, target_with, vm_client,
 };
-use crate::post_copy::{Cut, PROXY, Proxy, migrate, proxy, source_for};
+use crate::post_copy::{ConnectionLoss, PROXY, Proxy, migrate, proxy, source_for};
 use crate::program::new_scratch;
 
 /// A guest that works for longer than a migration after one round, of 2 s, and its recovery need.
@@ -23,14 +23,14 @@ fn source(scratch: &Scratch) -> Running {
 }
 
 /// Source and target of a migration that lost its connection while pages were missing.
-struct Lost {
+struct LostMigration {
     source: Running,
     target: Running,
     /// What the client of the migration said.
     why: String,
 }
 
-fn lost(scratch: &Scratch, cut: Cut) -> Lost {
+fn lost(scratch: &Scratch, cut: ConnectionLoss) -> LostMigration {
     let (source, (target, _)) = (source(scratch), target_with(scratch, "unix:move.sock", &[]));
     let Proxy { thread, .. } = proxy(scratch, cut);
     let (code, _, why) = end(migrate(scratch, PROXY, &["--postcopy=1"]));
@@ -39,7 +39,7 @@ fn lost(scratch: &Scratch, cut: Cut) -> Lost {
     while status_of(scratch, "vm2.sock")["cut_off"].is_null() {
         sleep(AMONG_QUESTIONS);
     }
-    Lost { source, target, why }
+    LostMigration { source, target, why }
 }
 
 /// Source, target and client of a migration with pages missing, on a connection that is silent until it may go on.
@@ -52,7 +52,7 @@ struct Silent {
 
 fn silent(scratch: &Scratch) -> Silent {
     let (source, (target, _)) = (source(scratch), target_with(scratch, "unix:move.sock", &[]));
-    let proxy = proxy(scratch, Cut::HoldPagesAfterGo);
+    let proxy = proxy(scratch, ConnectionLoss::HoldPagesAfterGo);
     let client = migrate(scratch, PROXY, &["--postcopy=1"]);
     proxy.held.recv().unwrap();
     Silent { source, target, proxy, client }
@@ -95,7 +95,7 @@ fn a_migration_goes_on_over_another_connection_and_the_guest_loses_no_word() {
         return;
     }
     let scratch = new_scratch();
-    let Lost { source, target, why } = lost(&scratch, Cut::AtPagesAfterGo);
+    let LostMigration { source, target, why } = lost(&scratch, ConnectionLoss::AtPagesAfterGo);
     assert!(why.contains("if it waits there, `recover --incoming ADDRESS` there"), "{why}");
     let waits = status_of(&scratch, "vm2.sock");
     assert_eq!(waits["state"], "running");
@@ -127,7 +127,7 @@ fn a_loss_between_go_and_running_is_recovered_too() {
         return;
     }
     let scratch = new_scratch();
-    let Lost { source, target, why } = lost(&scratch, Cut::At(RUNNING));
+    let LostMigration { source, target, why } = lost(&scratch, ConnectionLoss::At(RUNNING));
     assert!(why.contains("cannot tell whether the VM runs"), "{why}");
     recovered(&scratch);
     ends_well(&scratch, source, target);
@@ -139,7 +139,7 @@ fn the_wrong_side_and_a_migration_that_lost_nothing_are_refused_before_anything_
         return;
     }
     let scratch = new_scratch();
-    let Lost { source, target, .. } = lost(&scratch, Cut::AtPagesAfterGo);
+    let LostMigration { source, target, .. } = lost(&scratch, ConnectionLoss::AtPagesAfterGo);
     let wrong = ["vm", "vm.sock", "recover", "--incoming", "unix:again.sock"];
     scratch.refuses(&wrong, 3, &["no page of its RAM is missing here", "leave --incoming out"]);
     let wrong = ["vm", "vm2.sock", "recover", "unix:again.sock"];
@@ -164,7 +164,7 @@ fn a_target_that_waits_can_be_stopped_and_the_source_then_continues_from_the_swi
         return;
     }
     let scratch = new_scratch();
-    let Lost { source, target, .. } = lost(&scratch, Cut::AtPagesAfterGo);
+    let LostMigration { source, target, .. } = lost(&scratch, ConnectionLoss::AtPagesAfterGo);
     scratch.wideleaf(&["vm", "vm2.sock", "stop", "--how=kill"]).assert().success();
     let (code, said) = target.end();
     assert_eq!(code, Some(0), "{said}");
@@ -220,7 +220,7 @@ fn a_loss_before_go_is_as_final_as_without_a_control_socket() {
     }
     let scratch = new_scratch();
     let (source, (target, _)) = (source(&scratch), target_with(&scratch, "unix:move.sock", &[]));
-    let proxy = proxy(&scratch, Cut::At(GO));
+    let proxy = proxy(&scratch, ConnectionLoss::At(GO));
     let (code, _, why) = end(migrate(&scratch, PROXY, &["--postcopy=1"]));
     assert!(code == Some(4) && why.contains("cannot tell whether the VM runs"), "{code:?}: {why}");
     proxy.thread.join().unwrap();

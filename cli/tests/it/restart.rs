@@ -132,9 +132,7 @@ impl Rebooter {
     }
 
     fn vm(&self, words: &[&str]) -> Value {
-        let output =
-            self.scratch.wideleaf(&[&["vm", "vm.sock"], words, &["--format=json"]].concat()).assert().success();
-        serde_json::from_slice(&output.get_output().stdout).unwrap()
+        crate::control_socket::vm(&self.scratch, words)
     }
 
     /// Switches the guest off and returns the report.

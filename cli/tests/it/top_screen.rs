@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 use wideleaf::top::draw::draw;
 use wideleaf::top::screen::{Effect, Overlay, Screen, Tab};
-use wideleaf::top::watch::{Ask, Detail, Sampled};
+use wideleaf::top::watch::{Detail, Sampled, WatchRequest};
 use wideleaf::vm_source::HostReport;
 use wideleaf::vm_source::processes::WithoutDaemon;
 use wideleaf_control::map::MapReason;
@@ -278,7 +278,7 @@ fn another_policy_is_chosen_from_a_list() {
     press(&mut screen, KeyCode::Down);
     assert_eq!(screen.overlay, Overlay::Policies(at + 1));
     let effect = press(&mut screen, KeyCode::Enter);
-    assert_eq!(effect, Effect::Ask(Ask::SetPolicy(host::web().pid, "aligned".into())));
+    assert_eq!(effect, Effect::Send(WatchRequest::SetPolicy(host::web().pid, "aligned".into())));
     assert_eq!(screen.overlay, Overlay::None);
 }
 
@@ -331,17 +331,27 @@ fn a_small_screen_shows_the_chosen_policy() {
     // More key presses than policies: the last policy stays chosen.
     (0..50).for_each(|_| drop(press(&mut screen, KeyCode::Down)));
     assert!(lines(&screen, 40, 10).iter().any(|row| row.contains("off          the VM is only")));
-    assert_eq!(press(&mut screen, KeyCode::Enter), Effect::Ask(Ask::SetPolicy(host::web().pid, "off".into())));
+    assert_eq!(
+        press(&mut screen, KeyCode::Enter),
+        Effect::Send(WatchRequest::SetPolicy(host::web().pid, "off".into()))
+    );
 }
 
 #[test]
 fn the_arrows_choose_a_vm_and_request_its_details() {
     let mut screen = screen();
-    assert_eq!(press(&mut screen, KeyCode::Up), Effect::Ask(Ask::Look(host::web().pid)), "it is the first already");
-    assert_eq!(press(&mut screen, KeyCode::Down), Effect::Ask(Ask::Look(host::mail().pid)));
+    assert_eq!(
+        press(&mut screen, KeyCode::Up),
+        Effect::Send(WatchRequest::Detail(host::web().pid)),
+        "it is the first already"
+    );
+    assert_eq!(press(&mut screen, KeyCode::Down), Effect::Send(WatchRequest::Detail(host::mail().pid)));
     press(&mut screen, KeyCode::Tab);
     assert_eq!(lines(&screen, 80, 24)[1], "looking", "what is known is of another VM");
-    assert_eq!(press(&mut screen, KeyCode::Char('o')), Effect::Ask(Ask::SetPolicy(host::mail().pid, "off".into())));
+    assert_eq!(
+        press(&mut screen, KeyCode::Char('o')),
+        Effect::Send(WatchRequest::SetPolicy(host::mail().pid, "off".into()))
+    );
 }
 
 #[test]
@@ -350,7 +360,7 @@ fn a_chosen_vm_stays_chosen_when_the_list_changes() {
     press(&mut screen, KeyCode::Down);
     let mut later = seen(host::windows());
     later.host.as_mut().unwrap().vms.remove(0);
-    assert_eq!(screen.take(later), Effect::Ask(Ask::Look(host::mail().pid)));
+    assert_eq!(screen.take(later), Effect::Send(WatchRequest::Detail(host::mail().pid)));
     assert_eq!(screen.chosen().unwrap().name, "mail");
 }
 
@@ -371,8 +381,11 @@ fn no_key_acts_on_another_vm_when_the_chosen_one_has_ended() {
             assert_eq!(screen.overlay, Overlay::None);
         }
         assert_eq!(lines(&screen, 80, 24)[1], "the chosen VM has ended: choose another one with the arrow keys");
-        assert_eq!(press(&mut screen, KeyCode::Down), Effect::Ask(Ask::Look(host::mail().pid)));
-        assert_eq!(press(&mut screen, KeyCode::Char('o')), Effect::Ask(Ask::SetPolicy(host::mail().pid, "off".into())));
+        assert_eq!(press(&mut screen, KeyCode::Down), Effect::Send(WatchRequest::Detail(host::mail().pid)));
+        assert_eq!(
+            press(&mut screen, KeyCode::Char('o')),
+            Effect::Send(WatchRequest::SetPolicy(host::mail().pid, "off".into()))
+        );
     }
 }
 

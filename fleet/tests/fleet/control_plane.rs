@@ -141,7 +141,7 @@ pub fn pod(name: &str, huge_gib: u64) -> Value {
 }
 
 #[test]
-fn the_scheduler_takes_the_node_with_huge_memory_and_says_where_there_is_none() {
+fn the_scheduler_takes_the_node_with_huge_memory_and_says_where_it_is_missing() {
     let Some(server) = Server::start(&[]) else { return };
     let _poor = server.nodes(&["--count", "3", "--prefix", "poor"]);
     let _rich = server.nodes(&["--count", "1", "--prefix", "rich", "--resource", "wideleaf.io/huge-gib=8"]);

@@ -10,9 +10,9 @@ use crate::agent::{GUARANTEE, Guest, Node};
 use crate::server::{MERGE, core, eventually, namespace};
 
 /// Asks for a guarantee by an annotation, and waits until the agent's status has it.
-fn a_wish_arrives(node: &Node, guest: &Guest, share: &str) {
-    let wish = json!({"metadata": {"annotations": {GUARANTEE: share}}});
-    node.server.admin().patch(&guest.vmi, MERGE, &wish).done();
+fn a_guarantee_arrives(node: &Node, guest: &Guest, share: &str) {
+    let patch = json!({"metadata": {"annotations": {GUARANTEE: share}}});
+    node.server.admin().patch(&guest.vmi, MERGE, &patch).done();
     let began = Instant::now();
     eventually(&format!("the guest has the guarantee {share}"), || {
         node.managed().iter().any(|vm| vm.guarantee.to_string() == share).then_some(())
@@ -43,7 +43,7 @@ fn an_api_server_that_was_gone_is_found_again_with_what_changed_meanwhile() {
     std::thread::sleep(Duration::from_secs(130));
     let while_gone = memory(pid);
     node.server.restart();
-    a_wish_arrives(&node, &guest, "95%");
+    a_guarantee_arrives(&node, &guest, "95%");
     assert!(node.agent.as_mut().unwrap().0.try_wait().unwrap().is_none(), "the agent lives on");
     println!("resident memory of the agent: {before} KiB before, {while_gone} KiB without a server");
     assert!(while_gone < before + (8 << 10), "it grows while the server is away");
@@ -59,13 +59,13 @@ fn a_watch_that_expired_is_replaced_by_a_list() {
         let map = json!({"metadata": {"name": format!("m{number}")}});
         node.server.admin().post(&core(&space, "configmaps"), &map).done();
     }
-    let wish = json!({"metadata": {"annotations": {"wideleaf.io/policy": "off"}}});
-    node.server.admin().patch(&guest.vmi, MERGE, &wish).done();
+    let patch = json!({"metadata": {"annotations": {"wideleaf.io/policy": "off"}}});
+    node.server.admin().patch(&guest.vmi, MERGE, &patch).done();
     node.server.kill();
     node.server.restart();
     node.server.compact();
     node.agent.as_ref().unwrap().signal(Signal::SIGCONT);
-    a_wish_arrives(&node, &guest, "90%");
+    a_guarantee_arrives(&node, &guest, "90%");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn agents_and_daemons_that_are_killed_at_random_end_with_the_right_condition() {
         }
     }
     eventually("it is covered", || is_covered(&node, &guest));
-    a_wish_arrives(&node, &guest, "95%");
+    a_guarantee_arrives(&node, &guest, "95%");
     let mut guest = guest;
     guest.qemu.check_all_words();
 }

@@ -259,7 +259,7 @@ pub struct Client<'a> {
 pub struct Answer {
     /// Status of HTTP.
     pub status: u16,
-    /// The object, or why there is none.
+    /// The object, or why it is missing.
     pub body: Value,
 }
 

@@ -66,12 +66,12 @@ impl Policy for SecondGiant {
 
 /// Wrong words and problems that the guest reported, and whether it has verified its table.
 #[derive(Default)]
-struct Said {
+struct GuestProblems {
     bad_news: Vec<String>,
     passed: bool,
 }
 
-fn hear(said: &Mutex<Said>, line: &str) {
+fn hear(said: &Mutex<GuestProblems>, line: &str) {
     let mut said = said.lock();
     match parse(line) {
         Some(Ok(Message::Mismatch(_) | Message::Panic { .. })) => said.bad_news.push(line.to_owned()),
@@ -116,7 +116,7 @@ fn a_vcpu_finds_a_giant_at_its_first_touch_and_survives_its_demotion() {
     };
     let config = VmConfig::new(options, &HostLimits::none()).unwrap();
     let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
-    let said = Arc::<Mutex<Said>>::default();
+    let said = Arc::<Mutex<GuestProblems>>::default();
     let listener = said.clone();
     let sink = move |line: &[u8]| hear(&listener, &String::from_utf8_lossy(line));
     let machine = Machine::start(&config, ram.clone(), Box::new(sink)).unwrap();

@@ -39,7 +39,7 @@ fn collapse(host: &LinuxHost, range: RamRange, window: WindowIndex) {
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct SampleCounts {
     touched: u64,
     untouched: u64,
     /// Number of windows by reason.
@@ -48,9 +48,9 @@ struct Counted {
 }
 
 /// Samples every window several times, a share at a time.
-fn sample_all(sensor: &mut MinorFaultSensor, host: &LinuxHost, windows: &[WindowIndex]) -> Counted {
+fn sample_all(sensor: &mut MinorFaultSensor, host: &LinuxHost, windows: &[WindowIndex]) -> SampleCounts {
     let mut rotation = Rotation::default();
-    let mut counted = Counted::default();
+    let mut counted = SampleCounts::default();
     for _ in 0..ROUNDS * WINDOWS / SHARE as u64 {
         sensor.start(host, &rotation.next_share(windows, SHARE));
         std::thread::sleep(Duration::from_millis(10));

@@ -28,14 +28,14 @@ const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Output of a guest about its own check.
 #[derive(Default)]
-struct Said {
+struct GuestVerdict {
     has_begun: bool,
     verdict: Option<(Status, u64)>,
 }
 
 struct Guest {
     machine: Machine,
-    said: Arc<Mutex<Said>>,
+    said: Arc<Mutex<GuestVerdict>>,
 }
 
 impl Guest {
@@ -51,7 +51,7 @@ impl Guest {
         let config = VmConfig::new(options, &HostLimits::none()).unwrap();
         let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
         prefault(&LinuxHost::open().unwrap(), ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
-        let said = Arc::new(Mutex::new(Said::default()));
+        let said = Arc::new(Mutex::new(GuestVerdict::default()));
         let listener = Arc::clone(&said);
         let sink = Box::new(move |line: &[u8]| listen(&listener, &String::from_utf8_lossy(line)));
         Guest { machine: Machine::start(&config, ram, sink).unwrap(), said }
@@ -77,7 +77,7 @@ impl Guest {
     }
 }
 
-fn listen(said: &Mutex<Said>, line: &str) {
+fn listen(said: &Mutex<GuestVerdict>, line: &str) {
     let mut said = said.lock();
     match parse(line) {
         Some(Ok(Message::Region { .. })) => said.has_begun = true,

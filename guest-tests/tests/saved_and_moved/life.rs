@@ -99,7 +99,7 @@ pub fn is_root() -> bool {
 
 /// Result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Did {
+pub enum RoundResult {
     /// What was asked for.
     Done,
     /// The guest goes on as before.
@@ -174,7 +174,7 @@ impl Life {
     }
 
     /// The guest came to its end: its disk and its sockets are free.
-    fn finished(&mut self) -> Did {
+    fn finished(&mut self) -> RoundResult {
         if let (Kind::Devices, Some(run)) = (self.kind, &self.run) {
             let results = &run.report()["results"];
             for done in ["frames", "given", "echoed"] {
@@ -183,7 +183,7 @@ impl Life {
         }
         self.run = None;
         self.has_snapshot = false;
-        Did::Finished
+        RoundResult::Finished
     }
 
     /// Waits for its own end.
@@ -195,13 +195,13 @@ impl Life {
     }
 
     /// What is known after a round in which only this run may have the guest.
-    fn goes_on(&mut self, did: Did) -> Did {
+    fn goes_on(&mut self, did: RoundResult) -> RoundResult {
         match self.run().settled() {
             State::Here => did,
             State::Gone(End::Finished) => self.finished(),
             State::Gone(End::Killed) => {
                 self.run = None;
-                Did::Lost
+                RoundResult::Lost
             }
             other => panic!("{other:?}: {}", self.run().log()),
         }
@@ -239,12 +239,12 @@ impl Life {
     }
 
     /// Saves it while all of its devices are at work, ends it as the snapshot knows it, and continues from there.
-    pub fn save_and_stop(&mut self) -> Did {
+    pub fn save_and_stop(&mut self) -> RoundResult {
         let (is_saved, why) = self.run().tell(&["snapshot", "saved", "--stop", PAUSE]);
         if !is_saved {
             let is_over = self.run().settled() == State::Gone(End::Finished);
             assert!(is_over || is_under_way(&why), "{why}");
-            return self.goes_on(Did::Nothing);
+            return self.goes_on(RoundResult::Nothing);
         }
         assert_eq!(self.run().settled(), State::Gone(End::Stopped));
         fs::copy(self.disk_path(), self.scratch.path("saved.img")).unwrap();
@@ -252,15 +252,15 @@ impl Life {
         self.bases = 0;
         self.run = None;
         assert!(self.restore());
-        Did::Done
+        RoundResult::Done
     }
 
     /// Saves it, where that is asked for on the snapshot before. A guest with a disk is paused, and the disk is copied:
     /// a snapshot has none.
-    pub fn save(&mut self, victim: Option<Victim>, after: Duration, pauses: bool, is_on_base: bool) -> Did {
+    pub fn save(&mut self, victim: Option<Victim>, after: Duration, pauses: bool, is_on_base: bool) -> RoundResult {
         let pauses = pauses || self.kind.writes_disk();
         if pauses && !self.run().tell(&["pause"]).0 {
-            return self.goes_on(Did::Nothing);
+            return self.goes_on(RoundResult::Nothing);
         }
         fs::copy(self.disk_path(), self.scratch.path("next.img")).unwrap();
         let before = self.snapshot();
@@ -293,11 +293,11 @@ impl Life {
         if pauses && self.run().end().is_none() {
             self.run().tell(&["resume"]);
         }
-        self.goes_on(if is_new { Did::Done } else { Did::GoesOn })
+        self.goes_on(if is_new { RoundResult::Done } else { RoundResult::GoesOn })
     }
 
-    /// Puts the snapshot where it stays as the base of the next one. Returns its name there; `None` if there is none,
-    /// or it has as many bases as there are to be.
+    /// Puts the snapshot where it stays as the base of the next one. Returns its name there; `None` without a
+    /// snapshot, or if it has the highest number of bases already.
     fn put_aside(&mut self) -> Option<String> {
         if !self.has_snapshot || self.bases == BASES_MAX {
             return None;
@@ -314,9 +314,9 @@ impl Life {
     }
 
     /// Saves it where there is no room: nothing is left there, and the guest goes on.
-    pub fn save_without_room(&mut self) -> Did {
+    pub fn save_without_room(&mut self) -> RoundResult {
         if !is_root() {
-            return self.goes_on(Did::Nothing);
+            return self.goes_on(RoundResult::Nothing);
         }
         let place = self.scratch.path("full");
         fs::create_dir_all(&place).unwrap();
@@ -327,12 +327,12 @@ impl Life {
         let is_refused = why.contains("space") || is_under_way(&why);
         assert!(!is_saved && (is_refused || self.run().settled() == State::Gone(End::Finished)), "{is_saved}: {why}");
         assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "{why}");
-        self.goes_on(Did::GoesOn)
+        self.goes_on(RoundResult::GoesOn)
     }
 
-    pub fn kill_and_restore(&mut self) -> Did {
+    pub fn kill_and_restore(&mut self) -> RoundResult {
         if !self.has_snapshot {
-            return self.goes_on(Did::Nothing);
+            return self.goes_on(RoundResult::Nothing);
         }
         self.run().kill();
         if self.run().end() == Some(End::Finished) {
@@ -340,10 +340,10 @@ impl Life {
         }
         self.run = None;
         assert!(self.restore());
-        Did::Done
+        RoundResult::Done
     }
 
-    /// Continues from the last snapshot, with a copy of the disk of that moment; false if there is none.
+    /// Continues from the last snapshot, with a copy of the disk of that moment; false without a snapshot.
     pub fn restore(&mut self) -> bool {
         if !self.has_snapshot {
             return false;
@@ -358,7 +358,7 @@ impl Life {
     }
 
     /// Moves it to another run of this host; `is_post_copy`: before all of its RAM has, which needs root here.
-    pub fn migrate(&mut self, victim: Option<Victim>, after: Duration, is_post_copy: bool) -> Did {
+    pub fn migrate(&mut self, victim: Option<Victim>, after: Duration, is_post_copy: bool) -> RoundResult {
         let place = self.scratch.path("move.sock");
         // A target that was killed has left it.
         let _ = fs::remove_file(&place);
@@ -379,7 +379,7 @@ impl Life {
         self.after_migration(target, has_moved, victim, &why)
     }
 
-    fn after_migration(&mut self, target: Run, has_moved: bool, victim: Option<Victim>, why: &str) -> Did {
+    fn after_migration(&mut self, target: Run, has_moved: bool, victim: Option<Victim>, why: &str) -> RoundResult {
         let source = self.run.take().unwrap();
         let place = self.scratch.path("move.sock");
         let (at_source, at_target) = wait_for(
@@ -402,7 +402,7 @@ impl Life {
                 assert!(!source.tell(&["resume"]).0, "its disk is locked at the target, or was written: {context}");
                 assert!(source.tell(&["stop", "--how=kill"]).0);
                 self.run = Some(target);
-                self.goes_on(Did::Done)
+                self.goes_on(RoundResult::Done)
             }
             (State::Doubt, State::Gone(_)) => {
                 let (is_resumed, why) = source.tell(&["resume"]);
@@ -410,10 +410,10 @@ impl Life {
                 if !is_resumed {
                     // The target ran, and was killed before it could say so.
                     assert_eq!(victim, Some(Victim::Target), "{context}");
-                    return Did::Lost;
+                    return RoundResult::Lost;
                 }
                 self.run = Some(source);
-                self.goes_on(Did::GoesOn)
+                self.goes_on(RoundResult::GoesOn)
             }
             (State::Here, State::Gone(end)) => {
                 assert!(matches!(end, End::NeverCame | End::Killed), "{context}");
@@ -422,16 +422,16 @@ impl Life {
                 let is_late = why.contains("allow a longer pause") || why.contains("allow a longer one");
                 assert!(victim.is_some() || is_too_early || is_late, "nothing was killed: {context}");
                 self.run = Some(source);
-                self.goes_on(Did::GoesOn)
+                self.goes_on(RoundResult::GoesOn)
             }
             (State::Gone(End::Finished), State::Gone(_)) => self.finished(),
             (State::Gone(_), State::Here | State::Gone(End::Finished)) => {
                 self.run = Some(target);
-                self.goes_on(Did::Done)
+                self.goes_on(RoundResult::Done)
             }
             (State::Gone(_), State::Gone(_)) => {
                 assert!(matches!(victim, Some(Victim::Source | Victim::Target)), "no guest is left: {context}");
-                Did::Lost
+                RoundResult::Lost
             }
             _ => panic!("two guests, or none: {context}"),
         }

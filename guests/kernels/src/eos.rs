@@ -156,7 +156,7 @@ impl<'p, 'm> Star<'p, 'm> {
         blocks.for_each(|index, block| {
             for (place, cell) in shape.inside() {
                 let zone = &mut block[place..place + shape.variables];
-                let known = Known::of(&shape, index, cell);
+                let known = KnownZone::of(&shape, index, cell);
                 known.given().iter().zip(&mut *zone).for_each(|(number, variable)| *variable = *number);
                 zone[TEMPERATURE] = known.temperature * (0.875 + 0.25 * known.share(TEMPERATURE));
                 let unused = zone.iter_mut().enumerate().skip(USED);
@@ -186,7 +186,7 @@ impl<'p, 'm> Star<'p, 'm> {
         let shape = self.blocks.shape;
         self.blocks.count(|index, block| {
             let is_wrong = |(place, cell): &(usize, [usize; 3])| {
-                !Known::of(&shape, index, *cell).is_right(&block[*place..place + shape.variables])
+                !KnownZone::of(&shape, index, *cell).is_right(&block[*place..place + shape.variables])
             };
             shape.inside().filter(is_wrong).count() as u64
         })
@@ -239,7 +239,7 @@ impl State {
 }
 
 /// A zone as its position determines it, without reading memory.
-struct Known {
+struct KnownZone {
     matter: Matter,
     temperature: f64,
     state: State,
@@ -252,7 +252,7 @@ struct Known {
 const DENSITY_LOGS: [f64; 2] = [9.3, 4.0];
 const TEMPERATURE_LOGS: [f64; 2] = [9.7, 8.0];
 
-impl Known {
+impl KnownZone {
     fn of(shape: &Shape, block: usize, [i, j, k]: [usize; 3]) -> Self {
         let length = shape.blocks * shape.cells;
         let along = block * shape.cells + i;
@@ -358,7 +358,7 @@ mod tests {
                 let mut worst = 0.0_f64;
                 for (index, block) in star.blocks.numbers.chunks_exact(SMALL.block_len()).enumerate() {
                     for (place, cell) in SMALL.inside() {
-                        let known = Known::of(&SMALL, index, cell);
+                        let known = KnownZone::of(&SMALL, index, cell);
                         let results = known.state.results();
                         let of = results.iter().find(|(of, _)| *of == variable).map_or(known.temperature, |of| of.1);
                         worst = worst.max((block[place + variable] - of).abs() / of.abs().max(1.0));

@@ -245,13 +245,13 @@ fn is_wrong(table: &[AtomicU64], index: u64) -> bool {
 
 /// Wrong words of the table, and the most of them in one place.
 #[derive(Debug, Default)]
-struct Wrong {
+struct WrongWords {
     words: AtomicU64,
     most_in_a_row: AtomicU64,
     most_in_window: AtomicU64,
 }
 
-impl Wrong {
+impl WrongWords {
     /// Adds the wrong words of `range`.
     fn count(&self, table: &[AtomicU64], range: Range<u64>) {
         let (mut in_a_row, mut in_window) = (0, 0);
@@ -468,7 +468,7 @@ fn verify<'a>(
     let vcpus = platform.vcpus();
     let words = table.len() as u64;
     let batches = batches_per_round(words);
-    let wrong = Wrong::default();
+    let wrong = WrongWords::default();
     let mut sparse_errors = 0;
     phase(platform, PHASE, || {
         let progress = Progress::new(platform, PHASE, batches * STREAMS as u64, progress_ms);

@@ -29,7 +29,7 @@ use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSet, PageSize
 use super::split::split_window;
 use crate::backing::BackingKind;
 use crate::claims::Claimed;
-use crate::guest_freed::Book;
+use crate::guest_freed::GivenBackPages;
 use crate::host::{Advice, Host, HostError};
 use crate::region::{GuestRam, RamHasOwner, RamRange};
 use crate::sensors::host_backing::window_backing;
@@ -169,7 +169,7 @@ impl GiveBack {
     /// The pages to release, or `None` if they are kept.
     fn decide(
         &self,
-        book: &mut Book,
+        book: &mut GivenBackPages,
         range: RamRange,
         window: WindowIndex,
         offered: PageSet,
@@ -243,7 +243,7 @@ impl GiveBack {
 }
 
 /// Leaves a window as it is, with `new` further pages that the guest gave.
-fn keep(book: &mut Book, window: WindowIndex, new: u64, is_due: bool) {
+fn keep(book: &mut GivenBackPages, window: WindowIndex, new: u64, is_due: bool) {
     book.counters().kept += new;
     book.set_due(window, is_due);
 }

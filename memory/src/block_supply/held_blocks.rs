@@ -29,7 +29,7 @@ pub(super) trait Blocks {
     /// Gives all of them back to the host.
     fn give_back(&mut self);
 
-    /// Takes further ones from these NUMA nodes, or from any if there is none. Only while none is held.
+    /// Takes further blocks from these NUMA nodes, or from any node if the set is empty. Only while no block is held.
     fn take_from(&mut self, nodes: &NodeSet);
 }
 

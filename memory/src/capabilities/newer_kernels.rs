@@ -13,7 +13,7 @@ use wideleaf_policies::PageSize;
 
 use super::Capability;
 use crate::page_tables_freed::page_tables_freed;
-use crate::pool::{HugetlbPools, MadeBy, NodeRoom};
+use crate::pool::{HugetlbPools, MakingMethod, NodeMemory};
 use crate::thp_settings::chosen_setting;
 
 /// Counter of khugepaged by size, which came with collapse to these sizes ("mm/khugepaged: add per-order mTHP
@@ -45,11 +45,11 @@ fn giant_surplus(pools: &HugetlbPools) -> Result<String, String> {
     let size = PageSize::Giant1G;
     let made_by = pools.made_by(size).map_err(|error| error.to_string())?;
     let room = pools.room(None).map_err(|error| error.to_string())?;
-    let most = room.iter().map(|node: &NodeRoom| node.pages_of_free_memory(size)).fold(0, u64::saturating_add);
+    let most = room.iter().map(|node: &NodeMemory| node.pages_of_free_memory(size)).fold(0, u64::saturating_add);
     let most = format!("at most {most} pages fit in free memory; only trying shows how many are contiguous");
     match made_by {
-        MadeBy::Surplus => Ok(format!("nr_overcommit_hugepages takes a limit for 1 GiB; {most}")),
-        MadeBy::Growth => Err(format!("nr_overcommit_hugepages takes no limit for 1 GiB (EINVAL); {most}")),
+        MakingMethod::Surplus => Ok(format!("nr_overcommit_hugepages takes a limit for 1 GiB; {most}")),
+        MakingMethod::Growth => Err(format!("nr_overcommit_hugepages takes no limit for 1 GiB (EINVAL); {most}")),
     }
 }
 

@@ -2,7 +2,7 @@
 //! a tenth of a second to some seconds, and meanwhile the touches of other memory are answered.
 //!
 //! ```text
-//!   service   order ───────────────┐        ┌─ look: a page, or why there is none
+//!   service   order ───────────────┐        ┌─ look: a page, or the obstacle
 //!   thread      └─▶ pool, or maker ─┴─ clear ┘
 //! ```
 //!
@@ -23,7 +23,7 @@ use crate::numa::placement::NodePolicy;
 use crate::pool::HugetlbPools;
 use crate::sandboxed::{ThreadWork, thread_starts};
 
-/// Why there is no page: the name of a counter.
+/// Reason why no page comes: the name of a counter.
 pub(super) type Obstacle = &'static str;
 
 /// Sources of giant pages.
@@ -124,7 +124,7 @@ impl GiantSupply {
         self.ordered.is_some()
     }
 
-    /// The page for a giant with that memory policy, once it is ready, or why there is none. An answer for a giant that
+    /// The page for a giant with that memory policy, once it is ready, or the obstacle. An answer for a giant that
     /// waits no more is dropped if it does not fit, and a page is ordered.
     pub(super) fn look(&mut self, policy: Option<NodePolicy>) -> Option<Result<Supplied, Obstacle>> {
         let (ordered, answer) = match self.answer() {

@@ -42,14 +42,14 @@ pub(super) struct Giants {
     /// Supply of pages; `None` where there are no sources.
     supply: Option<GiantSupply>,
     /// Giants that wait for a page, in the order of their first touches.
-    awaited: VecDeque<Awaited>,
+    awaited: VecDeque<WaitingGiant>,
     /// Giants that are decided, by range and address.
     decided: BTreeSet<(usize, Gpa)>,
 }
 
 /// A giant that waits for its page.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Awaited {
+pub(super) struct WaitingGiant {
     giant: Gpa,
     /// The touch that was answered 1g.
     touch: Touch,
@@ -104,13 +104,13 @@ impl<D> Deciding<D> {
     }
 
     /// Orders a page for a giant, on its nodes.
-    fn order_page(&mut self, awaited: Awaited) {
+    fn order_page(&mut self, awaited: WaitingGiant) {
         let policy = self.page_policy(awaited);
         self.giants.supply.iter_mut().for_each(|supply| supply.order(policy));
     }
 
     /// Memory policy of the page that a giant waits for.
-    fn page_policy(&self, awaited: Awaited) -> Option<NodePolicy> {
+    fn page_policy(&self, awaited: WaitingGiant) -> Option<NodePolicy> {
         self.faults.ram(awaited.touch).placement().giant_policy(awaited.giant)
     }
 
@@ -132,7 +132,7 @@ impl<D> Deciding<D> {
             Ok(giant) => {
                 self.faults.set_state(touch, State::Deferred);
                 let since = self.host.now();
-                let awaited = Awaited { giant, touch, since };
+                let awaited = WaitingGiant { giant, touch, since };
                 self.giants.awaited.push_back(awaited);
                 self.order_page(awaited);
                 true
@@ -181,8 +181,8 @@ impl<D> Deciding<D> {
 
     /// Maps the page at the giant, if that is still untouched. Since the first touch, only this thread could have
     /// placed a page in the giant, and it has answered none of its touches; but the guest may have given back a part.
-    fn put_giant(&mut self, awaited: Awaited, supplied: Supplied) -> Result<(), NotPlaced> {
-        let Awaited { giant, touch, .. } = awaited;
+    fn put_giant(&mut self, awaited: WaitingGiant, supplied: Supplied) -> Result<(), NotPlaced> {
+        let WaitingGiant { giant, touch, .. } = awaited;
         self.check_untouched(touch, giant).map_err(NotPlaced::Unchanged)?;
         let ram = self.faults.ram(touch).clone();
         let claim = ram.claims().giant(giant).map_err(|claimed: Claimed| {
@@ -195,8 +195,8 @@ impl<D> Deciding<D> {
     }
 
     /// Counts the end of a giant's wait, and wakes the threads that wait in it: they find its page, or touch again.
-    fn end_of_wait(&mut self, awaited: Awaited, ended: Result<(), NotPlaced>) {
-        let Awaited { giant, touch, .. } = awaited;
+    fn end_of_wait(&mut self, awaited: WaitingGiant, ended: Result<(), NotPlaced>) {
+        let WaitingGiant { giant, touch, .. } = awaited;
         self.giants.decided.insert((self.faults.region(touch), giant));
         match ended {
             Ok(()) => {

@@ -90,7 +90,7 @@ impl Model {
     }
 }
 
-fn happens(book: &mut Book, event: Event) {
+fn happens(book: &mut GivenBackPages, event: Event) {
     match event {
         Event::Inflate(page) => {
             book.inflate(gpa(page));
@@ -113,7 +113,7 @@ fn happens(book: &mut Book, event: Event) {
 proptest! {
     #[test]
     fn the_book_is_three_sets_of_pages(events in prop::collection::vec(event(), 0..200)) {
-        let (mut book, mut model) = (Book::default(), Model::default());
+        let (mut book, mut model) = (GivenBackPages::default(), Model::default());
         for event in events {
             happens(&mut book, event);
             model.happens(event);
@@ -146,7 +146,7 @@ proptest! {
 
 #[test]
 fn released_pages_that_are_present_again_are_checked_again() {
-    let (mut book, window) = (Book::default(), WindowIndex::new(0));
+    let (mut book, window) = (GivenBackPages::default(), WindowIndex::new(0));
     (0..8).for_each(|page| assert!(book.inflate(gpa(page))));
     let (_, all, _) = run(0, 8);
     book.mark_released(window, all);
@@ -159,7 +159,7 @@ fn released_pages_that_are_present_again_are_checked_again() {
 
 #[test]
 fn one_page_beyond_the_tolerated_number_counts_as_given_back() {
-    let (mut book, window) = (Book::default(), WindowIndex::new(0));
+    let (mut book, window) = (GivenBackPages::default(), WindowIndex::new(0));
     book.set_rules(GivenBackRules { tolerated: 2, ..GivenBackRules::default() });
     let giant = GpaRange::new(Gpa::new(0), PageSize::Giant1G.bytes()).expect("it fits");
     let seen = [0, 1, 2].map(|page| {

@@ -104,7 +104,7 @@ fn gate<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection> {
     if is_open { Ok(()) } else { Err(Skip::LeftAlone.into()) }
 }
 
-/// A program watches the RAM (`userfaultfd(2)`), and the action is none of those that are safe then: see
+/// A program watches the RAM (`userfaultfd(2)`), and the action is not one of those that are safe then: see
 /// [`crate::gate`].
 fn watched<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection> {
     let is_safe = match guarded.is_promotion() {

@@ -138,8 +138,8 @@ impl HugePageBackoff {
                 let states = self.lock();
                 let is_of_all = states.iter().any(|scarce| scarce.node.is_none());
                 let of_short = || states.iter().map(|scarce| free_now_on(host, scarce.node)).sum::<u64>();
-                let of_others = if is_of_all { 0 } else { free_now(host).saturating_sub(of_short()) };
-                HugePages::Scarce { free: free.saturating_add(of_others) }
+                let of_other_nodes = if is_of_all { 0 } else { free_now(host).saturating_sub(of_short()) };
+                HugePages::Scarce { free: free.saturating_add(of_other_nodes) }
             }
             plenty => plenty,
         }

@@ -86,6 +86,6 @@ mod tests {
         counter.see(&[Base4K, Huge2M, Huge2M, Huge2M, Base4K]);
         assert_eq!(counter.work.named(), [("at_fault", 1), ("collapsed", 1), ("split", 1)]);
         counter.see(&[Unbacked, Huge2M, Huge2M, Huge2M, Base4K]);
-        assert_eq!(counter.work.named(), [("at_fault", 1), ("collapsed", 1), ("split", 1)], "memory that went is none");
+        assert_eq!(counter.work.named(), [("at_fault", 1), ("collapsed", 1), ("split", 1)], "freed memory is no work");
     }
 }

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::granted::by_name;
-use super::{Granted, HugetlbPools, Intent, NodeRoom, NotEnoughMemory, OnShortage, PoolError, Request, Settled};
+use super::{Granted, HugetlbPools, Intent, NodeMemory, NotEnoughMemory, OnShortage, PoolError, Request, Settled};
 use crate::proc_fields::bytes_of;
 
 /// Part of the host's memory that stays available when pages are made, in per cent: the kernel would turn all of it
@@ -33,7 +33,7 @@ const STAYS_PERCENT: u64 = 10;
 
 /// How the kernel makes a page that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MadeBy {
+pub enum MakingMethod {
     /// As a surplus page, when it is mapped: `nr_overcommit_hugepages` permits it.
     Surplus,
     /// By a larger `nr_hugepages`: the kernel refuses surplus pages of this size.
@@ -142,13 +142,15 @@ impl HugetlbPools {
     ///
     /// # Errors
     /// [`PoolError::Write`] without root; those of [`HugetlbPools::status`].
-    pub fn made_by(&self, size: PageSize) -> Result<MadeBy, PoolError> {
+    pub fn made_by(&self, size: PageSize) -> Result<MakingMethod, PoolError> {
         let _lock = self.lock(size)?;
         let file = self.overcommit_file(size);
-        let Some(limit) = self.number_if_there(&file)? else { return Ok(MadeBy::Growth) };
+        let Some(limit) = self.number_if_there(&file)? else { return Ok(MakingMethod::Growth) };
         match self.write(&file, limit) {
-            Ok(()) => Ok(MadeBy::Surplus),
-            Err(PoolError::Write { source, .. }) if source.kind() == io::ErrorKind::InvalidInput => Ok(MadeBy::Growth),
+            Ok(()) => Ok(MakingMethod::Surplus),
+            Err(PoolError::Write { source, .. }) if source.kind() == io::ErrorKind::InvalidInput => {
+                Ok(MakingMethod::Growth)
+            }
             Err(error) => Err(error),
         }
     }
@@ -168,8 +170,8 @@ impl HugetlbPools {
         self.check_host_keeps_enough(new)?;
         let map = || map().map_err(|error| NotMade::NotMapped(error.to_string()));
         match self.made_by(new.size)? {
-            MadeBy::Surplus => self.as_surplus(new, map),
-            MadeBy::Growth => self.by_growth(new, map),
+            MakingMethod::Surplus => self.as_surplus(new, map),
+            MakingMethod::Growth => self.by_growth(new, map),
         }
     }
 
@@ -364,7 +366,7 @@ impl HugetlbPools {
     }
 }
 
-fn no_room(new: &NewPages, room: Vec<NodeRoom>) -> NotMade {
+fn no_room(new: &NewPages, room: Vec<NodeMemory>) -> NotMade {
     PoolError::NotEnoughMemory(Box::new(NotEnoughMemory { size: new.size, needed: new.pages, made: None, room })).into()
 }
 
@@ -403,7 +405,7 @@ mod tests {
     fn a_kernel_with_surplus_giants_makes_them_under_its_limit() {
         let before = State { overcommit: 3, ..giants([4, 0], true) };
         let kernel = FakeKernel::new(before.clone());
-        assert_eq!(kernel.pools().made_by(PageSize::Giant1G).expect("readable"), MadeBy::Surplus);
+        assert_eq!(kernel.pools().made_by(PageSize::Giant1G).expect("readable"), MakingMethod::Surplus);
         make(&kernel, 2, None).expect("there are four");
         assert_eq!((used(&kernel.state()), kernel.state().overcommit), (vec![(2, 2), (0, 0)], 3));
         // The two in use count against the limit, which is raised beyond them.
@@ -419,7 +421,7 @@ mod tests {
     fn a_kernel_without_them_grows_the_pool_of_the_node_and_takes_the_page_back_when_it_is_unmapped() {
         let before = giants([4, 4], false);
         let kernel = FakeKernel::new(before.clone());
-        assert_eq!(kernel.pools().made_by(PageSize::Giant1G).expect("readable"), MadeBy::Growth);
+        assert_eq!(kernel.pools().made_by(PageSize::Giant1G).expect("readable"), MakingMethod::Growth);
         for round in 1..3 {
             make(&kernel, 1, Some(1)).expect("there are four");
             assert_eq!(used(&kernel.state()), [(0, 0), (round, round)], "surplus: it goes when it is unmapped");

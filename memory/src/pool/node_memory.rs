@@ -21,7 +21,7 @@ use crate::sensors::free_blocks::{BLOCK_ORDER, base_pages_from, zone};
 
 /// Memory of one node for new pool pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeRoom {
+pub struct NodeMemory {
     /// Number of the node.
     pub node: u32,
     /// Free memory, in bytes.
@@ -48,7 +48,7 @@ pub struct Blocks {
     pub reclaimable: u64,
 }
 
-impl NodeRoom {
+impl NodeMemory {
     /// Upper bound on pages of that size on the node, if all free memory and all file cache became such pages; `None`
     /// if the cache is unknown.
     pub fn pages_max(&self, size: PageSize) -> Option<u64> {
@@ -64,9 +64,9 @@ impl NodeRoom {
     }
 }
 
-impl fmt::Display for NodeRoom {
+impl fmt::Display for NodeMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NodeRoom { node, free, whole_blocks, compactable_blocks, cache, blocks } = self;
+        let NodeMemory { node, free, whole_blocks, compactable_blocks, cache, blocks } = self;
         write!(f, "node {node} has {free} free: {whole_blocks} whole blocks of 2 MiB now, ")?;
         write!(f, "compaction may make {compactable_blocks} more")?;
         if let Some(Blocks { movable, unmovable, reclaimable }) = blocks {
@@ -90,7 +90,7 @@ pub struct NotEnoughMemory {
     /// that much memory.
     pub made: Option<u64>,
     /// Memory of the nodes before.
-    pub room: Vec<NodeRoom>,
+    pub room: Vec<NodeMemory>,
 }
 
 impl fmt::Display for NotEnoughMemory {
@@ -121,7 +121,7 @@ impl HugetlbPools {
     ///
     /// # Errors
     /// [`PoolError::Malformed`] for a file that cannot be parsed.
-    pub fn room(&self, node: Option<u32>) -> Result<Vec<NodeRoom>, PoolError> {
+    pub fn room(&self, node: Option<u32>) -> Result<Vec<NodeMemory>, PoolError> {
         let path = self.root.join("proc/buddyinfo");
         let Ok(text) = self.files.read(&path) else { return Ok(Vec::new()) };
         let malformed = |line: &str| PoolError::Malformed {
@@ -129,14 +129,14 @@ impl HugetlbPools {
             expected: "a node, a zone and its free blocks by order",
             text: line.to_owned(),
         };
-        let mut nodes: Vec<NodeRoom> = Vec::new();
+        let mut nodes: Vec<NodeMemory> = Vec::new();
         for line in text.lines() {
             let (number, free) = zone(line).ok_or_else(|| malformed(line))?;
             if node.is_some_and(|node| node != number) {
                 continue;
             }
             let known = nodes.iter().position(|known| known.node == number).unwrap_or_else(|| {
-                nodes.push(NodeRoom { node: number, ..NodeRoom::default() });
+                nodes.push(NodeMemory { node: number, ..NodeMemory::default() });
                 nodes.len() - 1
             });
             add(&mut nodes[known], &free);
@@ -165,7 +165,7 @@ impl HugetlbPools {
 }
 
 /// Adds a zone's free blocks to a node's room.
-fn add(node: &mut NodeRoom, free: &[u64]) {
+fn add(node: &mut NodeMemory, free: &[u64]) {
     let all = base_pages(free);
     let whole = base_pages_from(free, BLOCK_ORDER);
     let free = node.free.get().saturating_add(all.saturating_mul(PageSize::Base4K.bytes().get()));
@@ -241,7 +241,7 @@ mod tests {
         let room = tree.pools().room(None).expect("well formed");
         let blocks = Some(Blocks { movable: 263, unmovable: 142, reclaimable: 57 });
         let node0 =
-            NodeRoom { node: 0, free: mib(24), whole_blocks: 5, compactable_blocks: 2, cache: Some(kib(16)), blocks };
+            NodeMemory { node: 0, free: mib(24), whole_blocks: 5, compactable_blocks: 2, cache: Some(kib(16)), blocks };
         assert_eq!(room[0], node0);
         assert_eq!((room[1].free, room[1].whole_blocks, room[1].compactable_blocks), (kib(4), 0, 0));
         assert_eq!(tree.pools().room(Some(1)).expect("well formed"), room[1..]);

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use wideleaf_policies::PageSize;
 
-use super::{Granted, HugetlbPools, Intent, NodePages, NodeRoom, NotEnoughMemory, PoolError, PoolStatus, Settled};
+use super::{Granted, HugetlbPools, Intent, NodeMemory, NodePages, NotEnoughMemory, PoolError, PoolStatus, Settled};
 
 /// Growth of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub struct Plan {
     /// Path of the file that starts compaction, if that comes first.
     pub compact: Option<PathBuf>,
     /// Memory available for new pages; empty if none are made or nothing is known.
-    pub room: Vec<NodeRoom>,
+    pub room: Vec<NodeMemory>,
 }
 
 /// Called with the intent before a pool changes. If it fails, the pool stays as it is.
@@ -256,7 +256,7 @@ impl HugetlbPools {
     fn growth(&self, pool: &PoolStatus, request: &Request) -> Result<Plan, PoolError> {
         let part = part(pool, request.node)?;
         let room = self.room(request.node)?;
-        let sum = |pages: fn(&NodeRoom, PageSize) -> Option<u64>| {
+        let sum = |pages: fn(&NodeMemory, PageSize) -> Option<u64>| {
             room.iter().try_fold(0u64, |sum, node| Some(sum.saturating_add(pages(node, request.size)?)))
         };
         let is_known = !room.is_empty();
@@ -266,7 +266,7 @@ impl HugetlbPools {
             }
             _ => request.pages,
         };
-        let is_too_much = sum(NodeRoom::pages_max).is_some_and(|most| is_known && pages > most);
+        let is_too_much = sum(NodeMemory::pages_max).is_some_and(|most| is_known && pages > most);
         if is_too_much || (pages == 0 && request.pages > 0) {
             return Err(no_room(request, None, room));
         }
@@ -390,7 +390,7 @@ fn by_node(before: &PoolStatus, after: &PoolStatus, node: Option<u32>, added: u6
     if is_sum { nodes } else { vec![NodePages { node, pages: added }] }
 }
 
-fn no_room(request: &Request, made: Option<u64>, room: Vec<NodeRoom>) -> PoolError {
+fn no_room(request: &Request, made: Option<u64>, room: Vec<NodeMemory>) -> PoolError {
     PoolError::NotEnoughMemory(Box::new(NotEnoughMemory { size: request.size, needed: request.pages, made, room }))
 }
 

@@ -1,3 +1,6 @@
+//! The service of reserved frames, called from the test's own thread: RAM is real, and one kind of call to its file
+//! fails. Tests that need a userfaultfd are skipped with the reason.
+
 use super::frames::GivenBack;
 use super::reserving::{BREAKS_AT_ONCE, Pages};
 use super::*;

@@ -421,7 +421,7 @@ fn progress_counts_the_pages_of_each_round() {
 }
 
 #[test]
-fn logs_of_the_manager_are_borrowed_and_those_of_others_refused() {
+fn logs_of_the_manager_are_borrowed_and_all_other_logs_refused() {
     let guest = Guest::new();
     let [held, other] =
         guest.second_level.slots().try_into().map(|slots: [_; 2]| slots.map(|slot| slot.id)).expect("two");
@@ -429,7 +429,7 @@ fn logs_of_the_manager_are_borrowed_and_those_of_others_refused() {
     guest.ram.claims().own_logs().insert(held);
     guest.write(0, 1);
     let at_call = |_| {
-        assert!(!guest.ram.claims().own_logs().contains(&held), "for the manager it is a log of others");
+        assert!(!guest.ram.claims().own_logs().contains(&held), "for the manager it is a foreign log");
         Ok(())
     };
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };

@@ -24,6 +24,8 @@ use wideleaf_policies::{
     PageSize, PerTenThousand, Plan, Refusal, Snapshot, VmId, WindowIndex,
 };
 
+use crate::wait_until;
+
 const RAM_AT: Hva = Hva::new(1 << 40);
 const WINDOWS: u64 = 8;
 
@@ -598,13 +600,4 @@ fn the_known_tables_of_an_external_guest_reach_the_policy() {
     let cost = work.report().sensor_costs["guest_tables"];
     assert_eq!((cost.samples, cost.waits), (3, 3));
     assert!(cost.cpu >= Duration::from_secs(21), "including CPU time of other processes: {:?}", cost.cpu);
-}
-
-/// Waits up to a minute, for a busy machine.
-fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let has_come = (0..60_000).any(|_| {
-        std::thread::sleep(Duration::from_millis(1));
-        is_so()
-    });
-    assert!(has_come, "waited a minute");
 }

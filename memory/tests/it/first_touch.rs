@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::faults::{self, Meddling, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, backing, join, mark, skip, touch, word};
+use crate::faults::{
+    self, AlteredHost, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, backing, join, mark, skip, touch, word,
+};
 use crate::turn_at_the_pools;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{FirstTouchError, RegisterError};
@@ -332,7 +334,7 @@ fn the_policy_is_not_asked_about_a_window_with_contents() {
 
 /// The real host, with the next uses of this advice not passed on, with this errno (0: "done").
 fn meddling(advice: Advice, times: u64, errno: i32) -> Arc<dyn Kernel> {
-    Meddling::with_memory(Meminfo::AsItIs).swallowing(advice, times, errno)
+    AlteredHost::with_memory(Meminfo::AsItIs).swallowing(advice, times, errno)
 }
 
 /// Touches one window on this host, after the answer 2m.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use parking_lot::Mutex;
 
-use crate::faults::{self, Meddling, VM, backing, join, mark, skip, touch, wait_for, word};
+use crate::faults::{self, AlteredHost, VM, backing, join, mark, skip, touch, wait_for, word};
 use crate::turn_at_the_pools;
 use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
@@ -106,7 +106,7 @@ fn threads_all_over_an_untouched_giant_find_one_page_there() {
     }
     let (_root, pools) = pool(2);
     let ram = anon(gib(2) + mib(4));
-    let service = giants(Arc::new(Meddling::with_ordinary_giants()), &ram, GiantSource { pools, maker: None });
+    let service = giants(Arc::new(AlteredHost::with_ordinary_giants()), &ram, GiantSource { pools, maker: None });
     touches(&ram, [3, 77, 300, 511]);
     assert!(
         ram.claims().is_on_giant_page(WindowIndex::new(0)) && !ram.claims().is_on_giant_page(WindowIndex::new(512))
@@ -128,7 +128,7 @@ fn a_page_in_the_making_keeps_only_its_own_giant_waiting() {
     }
     let (_root, pools) = pool(0);
     let (prompt, maker) = prompted();
-    let kernel = Arc::new(Meddling::with_ordinary_giants());
+    let kernel = Arc::new(AlteredHost::with_ordinary_giants());
     // Window 512 is the begin of a giant that is not all RAM.
     let ram = anon(gib(1) + mib(4));
     let service = giants(kernel.clone(), &ram, GiantSource { pools, maker: Some(maker) });
@@ -189,7 +189,7 @@ fn a_giant_that_cannot_be_mapped_is_mapped_anew_and_every_touch_answered() {
     }
     let ram = anon(gib(1));
     let (_root, pools) = pool(1);
-    let kernel = Arc::new(Meddling::with_ordinary_giants());
+    let kernel = Arc::new(AlteredHost::with_ordinary_giants());
     kernel.map_over_fails.store(1, Ordering::Relaxed);
     let service = giants(kernel, &ram, GiantSource { pools, maker: None });
     touches(&ram, [5, 6, 500]);
@@ -257,7 +257,7 @@ fn a_giant_is_put_there_before_a_loader_touches_it_and_the_service_leaves_it() {
     if skip() {
         return;
     }
-    let kernel: Arc<dyn Kernel> = Arc::new(Meddling::with_ordinary_giants());
+    let kernel: Arc<dyn Kernel> = Arc::new(AlteredHost::with_ordinary_giants());
     let (_root, pools) = pool(1);
     let source = GiantSource { pools, maker: None };
     let ram = anon(gib(1) + mib(4));
@@ -365,7 +365,7 @@ fn memfd_ram_has_no_giants_and_says_so() {
     touches(&ram, [0, 1]);
     let report = stop(service);
     assert_eq!((report.answered_2m, report.giant_refused["giant_not_anonymous"]), (2, 1), "{report:?}");
-    let why = place_before_loading(&Meddling::with_ordinary_giants(), &ram, Gpa::new(0), &source_of(1)).unwrap_err();
+    let why = place_before_loading(&AlteredHost::with_ordinary_giants(), &ram, Gpa::new(0), &source_of(1)).unwrap_err();
     assert!(why.contains("only anonymous RAM on 4k pages"), "{why}");
 }
 

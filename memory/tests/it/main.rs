@@ -31,6 +31,15 @@ mod trades;
 
 use parking_lot::{Mutex, MutexGuard};
 
+/// Waits up to a minute, for a busy machine.
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let has_come = (0..60_000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        is_so()
+    });
+    assert!(has_come, "waited a minute");
+}
+
 /// The machine's hugetlb pools: tests that take pages of them or compare their counters take turns.
 fn turn_at_the_pools() -> MutexGuard<'static, ()> {
     static POOLS: Mutex<()> = Mutex::new(());

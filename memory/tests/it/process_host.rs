@@ -21,6 +21,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy};
 
 use crate::other_process::{self, OtherProcess, WINDOWS, full_windows, word_at};
+use crate::wait_until;
 
 #[test]
 #[ignore = "it is the other process of the tests here, and they start it"]
@@ -189,13 +190,4 @@ fn a_manager_makes_the_memory_of_another_process_huge_keeps_its_holes_and_ends_w
     assert_eq!(manager.live().vms[0].gate, GateState::Gone);
     let report = manager.stop();
     assert_eq!((report.panics.len(), report.sensor_failures.len(), report.bloat), (0, 0, Bytes::ZERO));
-}
-
-/// Waits up to a minute, for a busy machine.
-fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let has_come = (0..60_000).any(|_| {
-        std::thread::sleep(Duration::from_millis(1));
-        is_so()
-    });
-    assert!(has_come, "waited a minute");
 }

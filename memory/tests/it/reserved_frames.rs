@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use crate::faults::{Meddling, Meminfo, VM, backing, join, map_of, mark, skip, touch, wait_for, word};
+use crate::faults::{AlteredHost, Meminfo, VM, backing, join, map_of, mark, skip, touch, wait_for, word};
 use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
@@ -32,8 +32,8 @@ const PLENTY: Meminfo = Meminfo::Says("MemTotal: 1000000 kB\nMemAvailable: 90000
 /// All memory is in use, so that everything that can be given back must be.
 const SHORT: Meminfo = Meminfo::Says("MemTotal: 1000000 kB\nMemAvailable: 0 kB\n");
 
-fn host() -> Arc<Meddling> {
-    Arc::new(Meddling::with_memory(PLENTY))
+fn host() -> Arc<AlteredHost> {
+    Arc::new(AlteredHost::with_memory(PLENTY))
 }
 
 fn start(ram: &Arc<GuestRam>, threshold: u16) -> ReservedFrames {
@@ -432,7 +432,7 @@ fn a_promotion_that_is_refused_leaves_base_pages_and_is_counted() {
     }
     let ram = map(1);
     let refusing =
-        Meddling::with_memory(PLENTY).swallowing(Advice::HugePage, u64::MAX, nix::errno::Errno::EINVAL as i32);
+        AlteredHost::with_memory(PLENTY).swallowing(Advice::HugePage, u64::MAX, nix::errno::Errno::EINVAL as i32);
     let service = ReservedFrames::start(refusing, vec![(VM, ram.clone())], rules(2)).unwrap();
     touch_all(&ram, 0, 0..4);
     let report = stop(service);

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_balloon_that_deflates_is_an_event_once_it_stands_still_and_one_that_inflates_is_none() {
+    fn a_balloon_that_deflates_is_an_event_once_it_stands_still_and_one_that_inflates_is_no_event() {
         assert_eq!(over(&[balloon(100), balloon(60), balloon(40), balloon(40)]), (None, 0));
         assert_eq!(over(&[balloon(40), balloon(60), balloon(100)]), (None, 0), "it still deflates");
         assert_eq!(over(&[balloon(40), balloon(60), balloon(100), balloon(100)]), (Some(Cause::Balloon), 1));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   policy needs access ─▶ GuestMonitor::watch(process, RAM) ─┬─▶ ManagedVm::heat ─▶ snapshot, heat digits
-//!   the same RAM later  ─▶ the same watch                     └─▶ a note: age and error, or why there is none
+//!   the same RAM later  ─▶ the same watch                     └─▶ a note: age and error, or why it is unknown
 //! ```
 
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl WatchedRam {
         Arc::clone(&self.source)
     }
 
-    /// Age and error of the heat, or why there is none, in words.
+    /// Age and error of the heat, or why it is unknown, in words.
     pub(crate) fn note(&self) -> String {
         note(self.source.latest(), self.source.why_not())
     }

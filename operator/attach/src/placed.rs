@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_without_nodes_or_of_an_unknown_kind_is_none() {
+    fn a_policy_without_nodes_or_of_an_unknown_kind_is_ignored() {
         let of_lists = |lists: &[&str], mode| policy(lists.iter().copied(), mode);
         assert_eq!(of_lists(&["0", "2-3"], Some("bind")), of(MemoryMode::Bind, "0,2-3"));
         assert_eq!(of_lists(&[], Some("bind")), None);

@@ -207,7 +207,7 @@ impl Now {
         }
     }
 
-    /// Age and error of the heat, or why there is none.
+    /// Age and error of the heat, or why it is unknown.
     fn heat_note(&self) -> Option<String> {
         self.heat.as_ref().map(WatchedRam::note)
     }

@@ -150,7 +150,7 @@ pub struct SupplyConfig {
     /// Number of free blocks up to which they are made for windows that wait.
     #[serde(deserialize_with = "values::blocks")]
     pub high_blocks: u64,
-    /// Time for which the reserve is kept after a window has waited; zero: there is none.
+    /// Time for which the reserve is kept after a window has waited; zero: no reserve is kept.
     #[serde(deserialize_with = "values::interval_or_zero")]
     pub reserve_for: Duration,
 }

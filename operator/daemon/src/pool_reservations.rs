@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use wideleaf_control::protocol::{OrdinaryMemory, PoolRequest};
 use wideleaf_memory::pool::{
-    Granted, HugetlbPools, Intent, NodeRoom, Note, OnShortage, PoolError, PoolStatus, Request, Settled,
+    Granted, HugetlbPools, Intent, NodeMemory, Note, OnShortage, PoolError, PoolStatus, Request, Settled,
 };
 use wideleaf_policies::{Bytes, PageSize};
 
@@ -91,7 +91,7 @@ pub trait Pools: Send + Sync {
     fn status(&self) -> Vec<PoolStatus>;
 
     /// Free memory by node and block, as far as the kernel tells.
-    fn room(&self) -> Vec<NodeRoom>;
+    fn room(&self) -> Vec<NodeMemory>;
 }
 
 impl Pools for HugetlbPools {
@@ -124,7 +124,7 @@ impl Pools for HugetlbPools {
         POOL_SIZES.iter().filter_map(|size| HugetlbPools::status(self, *size).ok()).collect()
     }
 
-    fn room(&self) -> Vec<NodeRoom> {
+    fn room(&self) -> Vec<NodeMemory> {
         HugetlbPools::room(self, None).unwrap_or_default()
     }
 }
@@ -443,10 +443,10 @@ impl Pools for std::sync::Arc<FakePools> {
     }
 
     /// One node with a free block for each page that the pool can grow by.
-    fn room(&self) -> Vec<NodeRoom> {
+    fn room(&self) -> Vec<NodeMemory> {
         let whole_blocks = self.now().growth_left;
         let free = Bytes::new(whole_blocks * PageSize::Huge2M.bytes().get());
-        vec![NodeRoom { free, whole_blocks, ..NodeRoom::default() }]
+        vec![NodeMemory { free, whole_blocks, ..NodeMemory::default() }]
     }
 }
 
@@ -612,7 +612,7 @@ mod tests {
             Vec::new()
         }
 
-        fn room(&self) -> Vec<NodeRoom> {
+        fn room(&self) -> Vec<NodeMemory> {
             Vec::new()
         }
     }

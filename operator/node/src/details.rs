@@ -35,7 +35,7 @@ pub struct Details {
     pub giant_1g_mib: u64,
     /// Reason of the condition, for programs.
     pub reason: String,
-    /// First reason for memory that is not in huge pages, and what would change it; left out where there is none.
+    /// First reason for memory that is not in huge pages, and what would change it; left out without such memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explanation: Option<String>,
     /// `managed`, `off`, `unmanaged`, or why it is left alone.

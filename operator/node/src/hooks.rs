@@ -304,7 +304,7 @@ fn point_named(point: &str) -> &'static str {
     POINTS.into_iter().find(|known| *known == point).unwrap_or("other")
 }
 
-/// Limit of the caller, from the header of gRPC (`29S`, `1500m`, …); the default where there is none.
+/// Limit of the caller, from the header of gRPC (`29S`, `1500m`, …); the default without such a header.
 fn limit_of(header: Option<&str>) -> Duration {
     let parsed = header.and_then(|text| {
         let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

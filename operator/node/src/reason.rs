@@ -27,7 +27,7 @@ pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// The mistake in a certificate's dates. TLS errors are inside of I/O errors, which may be inside of others.
+/// The mistake in a certificate's dates. TLS errors are inside of I/O errors, which may be inside of other errors.
 fn wrong_date(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
         return wrong_date(inner);

@@ -594,7 +594,7 @@ impl Rounds {
         }
     }
 
-    /// Ends the holds of guests with a migration that is over, and renews those of others.
+    /// Ends the holds of guests with a migration that is over, and renews all other holds.
     async fn tend_holds(&self, now: Instant) {
         let over = {
             let objects = self.store.objects();

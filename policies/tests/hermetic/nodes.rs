@@ -138,7 +138,7 @@ fn shown(plan: &[PlannedAction]) -> Vec<String> {
 }
 
 #[test]
-fn a_window_whose_node_has_no_block_gets_the_page_of_a_cold_window_there_although_another_node_has_enough() {
+fn a_window_on_a_node_without_blocks_gets_the_page_of_a_cold_window_there_although_another_node_has_enough() {
     let nodes = [node(HERE, 9, 0), node(THERE, 0, 2)];
     let short = HugePages::Scarce { free: 9 };
     let mut desk = Desk::new("auto");

@@ -146,7 +146,7 @@ impl GiantMaker for ChildMaker {
 /// The child: opens the parent's files, then makes a page for each line of its standard input.
 ///
 /// # Errors
-/// [`Failure::Host`] if a file of the parent cannot be opened or a pipe fails. At the end of the input there is none.
+/// [`Failure::Host`] if a file of the parent cannot be opened or a pipe fails. The end of the input is no error.
 pub fn make_for_parent(descriptors: &[i32]) -> Result<(), Failure> {
     super::outlive_signals();
     let parent = std::os::unix::process::parent_id();

@@ -67,26 +67,26 @@ impl fmt::Display for Address {
 
 /// The two directions of a connection; of a socket, two descriptors of the same.
 #[derive(Debug)]
-pub struct Ends {
+pub struct ConnectionEnds {
     /// Descriptor to read from.
     pub reader: OwnedFd,
     /// Descriptor to write to.
     pub writer: OwnedFd,
 }
 
-impl Ends {
-    fn of(socket: impl Into<OwnedFd>) -> io::Result<Ends> {
+impl ConnectionEnds {
+    fn of(socket: impl Into<OwnedFd>) -> io::Result<ConnectionEnds> {
         let reader = socket.into();
-        Ok(Ends { writer: reader.try_clone()?, reader })
+        Ok(ConnectionEnds { writer: reader.try_clone()?, reader })
     }
 
-    fn of_this_program() -> io::Result<Ends> {
+    fn of_this_program() -> io::Result<ConnectionEnds> {
         let (input, output) = (io::stdin(), io::stdout());
-        Ok(Ends { reader: input.as_fd().try_clone_to_owned()?, writer: output.as_fd().try_clone_to_owned()? })
+        Ok(ConnectionEnds { reader: input.as_fd().try_clone_to_owned()?, writer: output.as_fd().try_clone_to_owned()? })
     }
 
     /// Lets no read and no write wait: the VM's process looks at a request to cancel in between.
-    fn without_waits(self) -> io::Result<Ends> {
+    fn without_waits(self) -> io::Result<ConnectionEnds> {
         for end in [&self.reader, &self.writer] {
             let flags = OFlag::from_bits_retain(fcntl(end, FcntlArg::F_GETFL)?);
             fcntl(end, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
@@ -96,22 +96,22 @@ impl Ends {
 }
 
 /// Files that a client passes beside its request.
-pub struct Passed {
+pub struct PassedConnection {
     /// Connection to the other side.
-    pub ends: Ends,
+    pub ends: ConnectionEnds,
     /// Reading end of a pipe that tells when the client has gone.
     pub client: File,
 }
 
-impl Passed {
+impl PassedConnection {
     /// Of these files: reading end, writing end, and a pipe's reading end.
     ///
     /// # Errors
     /// One line without its beginning.
-    pub fn of(files: Vec<OwnedFd>) -> Result<Passed, &'static str> {
+    pub fn of(files: Vec<OwnedFd>) -> Result<PassedConnection, &'static str> {
         let [reader, writer, client] =
             <[OwnedFd; 3]>::try_from(files).map_err(|_| "its connection is missing beside the request")?;
-        Ok(Passed { ends: Ends { reader, writer }, client: File::from(client) })
+        Ok(PassedConnection { ends: ConnectionEnds { reader, writer }, client: File::from(client) })
     }
 }
 
@@ -125,17 +125,17 @@ impl Address {
     ///
     /// # Errors
     /// [`Failure::Host`] if none waits there, [`Failure::Usage`] for a terminal.
-    pub fn connect(&self, remedy: &str) -> Result<Ends, Failure> {
+    pub fn connect(&self, remedy: &str) -> Result<ConnectionEnds, Failure> {
         let cannot = |error: io::Error| Failure::Host(format!("cannot connect to {self}: {error}; {remedy}"));
         let ends = match self {
-            Address::Unix(path) => UnixStream::connect(path).and_then(Ends::of),
-            Address::Tcp(place) => connect_tcp(place).and_then(Ends::of),
+            Address::Unix(path) => UnixStream::connect(path).and_then(ConnectionEnds::of),
+            Address::Tcp(place) => connect_tcp(place).and_then(ConnectionEnds::of),
             Address::Stdio => {
                 self.refuse_terminal()?;
-                Ends::of_this_program()
+                ConnectionEnds::of_this_program()
             }
         };
-        ends.and_then(Ends::without_waits).map_err(cannot)
+        ends.and_then(ConnectionEnds::without_waits).map_err(cannot)
     }
 
     /// Waits for the source, and takes one connection. `on_wait` is told where it waits. The socket's file is removed
@@ -143,7 +143,7 @@ impl Address {
     ///
     /// # Errors
     /// [`Failure`] if it cannot listen there, or a signal comes.
-    pub fn accept(&self, interrupts: &Interrupts, on_wait: &dyn Fn(&str)) -> Result<(Ends, String), Failure> {
+    pub fn accept(&self, interrupts: &Interrupts, on_wait: &dyn Fn(&str)) -> Result<(ConnectionEnds, String), Failure> {
         self.listen(on_wait)?.accept(interrupts)
     }
 
@@ -210,21 +210,21 @@ impl Listening<'_> {
     ///
     /// # Errors
     /// [`Failure`] of the kernel, or if a signal comes.
-    pub fn accept(&self, interrupts: &Interrupts) -> Result<(Ends, String), Failure> {
+    pub fn accept(&self, interrupts: &Interrupts) -> Result<(ConnectionEnds, String), Failure> {
         let cannot = |error: io::Error| self.address.cannot_wait(&error);
         match &self.listener {
             Listener::Unix(listener) => {
                 wait(listener.as_fd(), interrupts)?;
                 let (stream, _) = listener.accept().map_err(cannot)?;
-                Ok((Ends::of(stream).map_err(cannot)?, self.address.to_string()))
+                Ok((ConnectionEnds::of(stream).map_err(cannot)?, self.address.to_string()))
             }
             Listener::Tcp(listener) => {
                 wait(listener.as_fd(), interrupts)?;
                 let (stream, peer) = listener.accept().map_err(cannot)?;
                 stream.set_nodelay(true).map_err(cannot)?;
-                Ok((Ends::of(stream).map_err(cannot)?, format!("tcp:{peer}")))
+                Ok((ConnectionEnds::of(stream).map_err(cannot)?, format!("tcp:{peer}")))
             }
-            Listener::Stdio => Ok((Ends::of_this_program().map_err(cannot)?, "stdio".to_owned())),
+            Listener::Stdio => Ok((ConnectionEnds::of_this_program().map_err(cannot)?, "stdio".to_owned())),
         }
     }
 

@@ -1,4 +1,5 @@
-//! What the source keeps of a migration that lost its connection.
+//! Why a guest stays paused after a migration that lost its connection, and what the source needs to complete that
+//! migration. Plain data: nothing here sends, and nothing here touches the guest.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -14,7 +15,7 @@ pub struct Doubt {
     /// The reason, and what to do.
     pub why: String,
     /// What the target may still need; `None` if it needs nothing, or while it is sent.
-    pub kept: Option<Kept>,
+    pub kept: Option<UnfinishedMigration>,
 }
 
 impl Doubt {
@@ -25,7 +26,7 @@ impl Doubt {
 }
 
 /// The rest of a migration that lost its connection. RAM must not change while this exists.
-pub struct Kept {
+pub struct UnfinishedMigration {
     /// Which side may run the guest, as far as the source knows.
     pub turn: Source,
     /// What is known of it.

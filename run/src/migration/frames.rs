@@ -6,7 +6,7 @@
 //!   content of pages   window (u64)  flags (u64)  pages with content (64 bytes)  pages of zeroes (64 bytes)
 //!                      4 KiB for each page with content
 //!   content of what is missing, for each window: that beginning, with the missing pages as those with content
-//!   content of a wish   window (u64)  flags (u64)
+//!   content of a request for pages   window (u64)  flags (u64)
 //! ```
 //!
 //! The number counts a side's messages from zero, so that none is missing. Every length has a limit by its kind, which
@@ -27,8 +27,8 @@ pub const PAGES_HEAD_BYTES: usize = 144;
 /// Length of a page.
 pub const PAGE_BYTES: usize = PageSize::Base4K.bytes().as_usize();
 
-/// Length of a wish for the pages of a window.
-pub const WISH_BYTES: usize = 16;
+/// Length of a request for the pages of a window.
+pub const PAGE_REQUEST_BYTES: usize = 16;
 /// Most windows in a message of what is missing.
 pub const MISSING_WINDOWS_MAX: usize = 4096;
 
@@ -62,7 +62,7 @@ pub enum Kind {
     /// Target: its guest runs.
     Running,
     /// Target: the missing pages of a window are to be sent.
-    Wish,
+    PageRequest,
     /// Target: nothing of the source's RAM is needed any more.
     Complete,
     /// Target: figures for the source's report, as JSON.
@@ -86,7 +86,7 @@ impl Kind {
         (Kind::Running, 18, 0),
         (Kind::Arrived, 19, 4096),
         (Kind::Failed, 20, 4000),
-        (Kind::Wish, 21, WISH_BYTES),
+        (Kind::PageRequest, 21, PAGE_REQUEST_BYTES),
         (Kind::Complete, 22, 0),
     ];
 
@@ -282,9 +282,9 @@ pub fn decode_missing(content: &[u8]) -> Result<Vec<PagesHead>, Malformed> {
     heads.iter().map(PagesHead::decode_head).collect()
 }
 
-/// A wish for the missing pages of a window.
+/// A request for the missing pages of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct PageRequest {
     /// Index of the window.
     pub window: WindowIndex,
     /// Whether a thread of the guest may wait for it.
@@ -293,10 +293,10 @@ pub struct Wish {
     pub is_again: bool,
 }
 
-impl Wish {
-    /// Bytes of this wish.
-    pub fn encode(self) -> [u8; WISH_BYTES] {
-        let mut bytes = [0; WISH_BYTES];
+impl PageRequest {
+    /// Bytes of this request.
+    pub fn encode(self) -> [u8; PAGE_REQUEST_BYTES] {
+        let mut bytes = [0; PAGE_REQUEST_BYTES];
         bytes[..8].copy_from_slice(&self.window.get().to_le_bytes());
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         let flags = flag(self.is_urgent, IS_URGENT) | flag(self.is_again, IS_AGAIN);
@@ -304,18 +304,18 @@ impl Wish {
         bytes
     }
 
-    /// Reads a wish.
+    /// Reads a request.
     ///
     /// # Errors
     /// [`Malformed::Length`] and [`Malformed::Pages`].
-    pub fn decode(content: &[u8]) -> Result<Wish, Malformed> {
+    pub fn decode(content: &[u8]) -> Result<PageRequest, Malformed> {
         let ([window, flags], []) = content.as_chunks::<8>() else { return Err(Malformed::Length(content.len())) };
         let (window, flags) = (u64::from_le_bytes(*window), u64::from_le_bytes(*flags));
         if window >= WINDOWS_MAX || flags & !(IS_URGENT | IS_AGAIN) != 0 {
             return Err(Malformed::Pages);
         }
         let has = |flag| flags & flag != 0;
-        Ok(Wish { window: WindowIndex::new(window), is_urgent: has(IS_URGENT), is_again: has(IS_AGAIN) })
+        Ok(PageRequest { window: WindowIndex::new(window), is_urgent: has(IS_URGENT), is_again: has(IS_AGAIN) })
     }
 }
 
@@ -441,15 +441,15 @@ mod tests {
         assert_eq!(decode_missing(&content), Ok(heads.to_vec()));
         assert_eq!(decode_missing(&content[1..]), Err(Malformed::Length(content.len() - 1)));
         for (is_urgent, is_again) in [(false, false), (true, false), (true, true)] {
-            let wish = Wish { window: WindowIndex::new(7), is_urgent, is_again };
-            assert_eq!(Wish::decode(&wish.encode()), Ok(wish));
+            let request = PageRequest { window: WindowIndex::new(7), is_urgent, is_again };
+            assert_eq!(PageRequest::decode(&request.encode()), Ok(request));
         }
-        let wish = Wish { window: WindowIndex::new(7), is_urgent: false, is_again: false }.encode();
-        assert_eq!(Wish::decode(&wish[..15]), Err(Malformed::Length(15)));
+        let request = PageRequest { window: WindowIndex::new(7), is_urgent: false, is_again: false }.encode();
+        assert_eq!(PageRequest::decode(&request[..15]), Err(Malformed::Length(15)));
         for (place, byte) in [(7, 0xff), (8, 4)] {
-            let mut wrong = wish;
+            let mut wrong = request;
             wrong[place] = byte;
-            assert_eq!(Wish::decode(&wrong), Err(Malformed::Pages));
+            assert_eq!(PageRequest::decode(&wrong), Err(Malformed::Pages));
         }
     }
 

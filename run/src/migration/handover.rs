@@ -59,7 +59,7 @@ pub enum Source {
 
 /// Events at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtSource {
+pub enum SourceEvent {
     /// The first lock of a disk is about to be given up.
     GivingUp,
     /// All disks are locked again.
@@ -98,17 +98,17 @@ pub enum Guest {
 impl Source {
     /// State after an event. An event that cannot happen in a state is a loss: the other side is broken.
     #[must_use]
-    pub fn after(self, event: AtSource) -> Source {
+    pub fn after(self, event: SourceEvent) -> Source {
         match (self, event) {
-            (Source::Sending, AtSource::GivingUp) => Source::GivenUp,
-            (Source::GivenUp, AtSource::AllSent) => Source::Sent,
-            (Source::Sent, AtSource::Ready) => Source::Committed,
-            (Source::Committed, AtSource::Running) => Source::Left,
-            (Source::Committed, AtSource::RunningPartly) => Source::Serving,
-            (Source::Serving, AtSource::Complete) => Source::Left,
-            (Source::Broken | Source::InDoubt, AtSource::Rejoined) => Source::Serving,
-            (Source::Committed, AtSource::NeverRan | AtSource::NoGo) => Source::TakingBack,
-            (Source::TakingBack | Source::InDoubt | Source::Broken, AtSource::TakenBack) => Source::Kept,
+            (Source::Sending, SourceEvent::GivingUp) => Source::GivenUp,
+            (Source::GivenUp, SourceEvent::AllSent) => Source::Sent,
+            (Source::Sent, SourceEvent::Ready) => Source::Committed,
+            (Source::Committed, SourceEvent::Running) => Source::Left,
+            (Source::Committed, SourceEvent::RunningPartly) => Source::Serving,
+            (Source::Serving, SourceEvent::Complete) => Source::Left,
+            (Source::Broken | Source::InDoubt, SourceEvent::Rejoined) => Source::Serving,
+            (Source::Committed, SourceEvent::NeverRan | SourceEvent::NoGo) => Source::TakingBack,
+            (Source::TakingBack | Source::InDoubt | Source::Broken, SourceEvent::TakenBack) => Source::Kept,
             (Source::Serving, _) => Source::Broken,
             (Source::Sending, _) => Source::Kept,
             (Source::GivenUp | Source::Sent, _) => Source::TakingBack,
@@ -152,7 +152,7 @@ pub enum Target {
 
 /// Events at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtTarget {
+pub enum TargetEvent {
     /// The machine has come, and all disks are locked here.
     Locked,
     /// All is checked and built.
@@ -170,13 +170,13 @@ pub enum AtTarget {
 impl Target {
     /// State after an event.
     #[must_use]
-    pub fn after(self, event: AtTarget) -> Target {
+    pub fn after(self, event: TargetEvent) -> Target {
         match (self, event) {
-            (Target::Receiving, AtTarget::Locked) => Target::HasDisks,
-            (Target::HasDisks, AtTarget::Built) => Target::Ready,
-            (Target::Ready, AtTarget::Go) => Target::Runs,
-            (Target::Ready, AtTarget::GoPartly) => Target::RunsPartly,
-            (Target::RunsPartly, AtTarget::AllHere) => Target::Runs,
+            (Target::Receiving, TargetEvent::Locked) => Target::HasDisks,
+            (Target::HasDisks, TargetEvent::Built) => Target::Ready,
+            (Target::Ready, TargetEvent::Go) => Target::Runs,
+            (Target::Ready, TargetEvent::GoPartly) => Target::RunsPartly,
+            (Target::RunsPartly, TargetEvent::AllHere) => Target::Runs,
             // Once it runs, the source has given it up: it goes on without a connection.
             (Target::Runs, _) => Target::Runs,
             // A guest that touches a page that will not come could only see wrong bytes.
@@ -225,19 +225,19 @@ mod tests {
 
     /// Both sides, and the lock of the disk.
     #[derive(Clone, Copy, Debug)]
-    struct Both {
+    struct Sides {
         source: Source,
         target: Target,
         lock: LockedBy,
     }
 
-    impl Both {
-        fn source(&mut self, event: AtSource) {
+    impl Sides {
+        fn source(&mut self, event: SourceEvent) {
             self.source = self.source.after(event);
             self.check(event);
         }
 
-        fn target(&mut self, event: AtTarget) {
+        fn target(&mut self, event: TargetEvent) {
             self.target = self.target.after(event);
             // Its process ends.
             if self.target == Target::Ended && self.lock == LockedBy::Target {
@@ -252,7 +252,7 @@ mod tests {
                 self.lock = LockedBy::Source;
             }
             let has_it = self.lock == LockedBy::Source;
-            self.source(if has_it { AtSource::TakenBack } else { AtSource::Lost });
+            self.source(if has_it { SourceEvent::TakenBack } else { SourceEvent::Lost });
         }
 
         /// One guest at most, and only where the disk is locked.
@@ -266,61 +266,61 @@ mod tests {
     /// Both sides after a migration in which the connection breaks before `lost` arrives. The source notices that
     /// before the target does, or after it; `between`: what has the lock between the two; `is_partly`: whether pages
     /// come later.
-    fn both(lost: Option<Message>, notices_first: bool, between: LockedBy, is_partly: bool) -> Both {
-        let mut both = Both { source: Source::Sending, target: Target::Receiving, lock: LockedBy::Source };
+    fn both(lost: Option<Message>, notices_first: bool, between: LockedBy, is_partly: bool) -> Sides {
+        let mut both = Sides { source: Source::Sending, target: Target::Receiving, lock: LockedBy::Source };
         for message in ALL.into_iter().take(if is_partly { 6 } else { 4 }) {
             // What the sender of a message knows does not depend on its arrival.
             if message == Message::Machine {
-                both.source(AtSource::GivingUp);
+                both.source(SourceEvent::GivingUp);
                 both.lock = between;
-                both.source(AtSource::AllSent);
+                both.source(SourceEvent::AllSent);
             }
             if message == Message::Go {
                 assert_eq!(both.source, Source::Committed, "before the first byte leaves");
             }
             if Some(message) == lost {
                 if !notices_first {
-                    both.target(AtTarget::Lost);
+                    both.target(TargetEvent::Lost);
                 }
-                both.source(AtSource::Lost);
+                both.source(SourceEvent::Lost);
                 if both.source == Source::TakingBack {
                     both.take_back();
                 }
-                both.target(AtTarget::Lost);
+                both.target(TargetEvent::Lost);
                 return both;
             }
             match message {
                 Message::Machine if both.lock == LockedBy::None => {
                     both.lock = LockedBy::Target;
-                    both.target(AtTarget::Locked);
-                    both.target(AtTarget::Built);
+                    both.target(TargetEvent::Locked);
+                    both.target(TargetEvent::Built);
                 }
                 // It says why, and ends.
                 Message::Machine => {
-                    both.target(AtTarget::Lost);
-                    both.source(AtSource::Lost);
+                    both.target(TargetEvent::Lost);
+                    both.source(SourceEvent::Lost);
                     both.take_back();
                     return both;
                 }
-                Message::Ready => both.source(AtSource::Ready),
-                Message::Go if is_partly => both.target(AtTarget::GoPartly),
-                Message::Go => both.target(AtTarget::Go),
-                Message::Running if is_partly => both.source(AtSource::RunningPartly),
-                Message::Running => both.source(AtSource::Running),
-                Message::LastPages => both.target(AtTarget::AllHere),
-                Message::Complete => both.source(AtSource::Complete),
+                Message::Ready => both.source(SourceEvent::Ready),
+                Message::Go if is_partly => both.target(TargetEvent::GoPartly),
+                Message::Go => both.target(TargetEvent::Go),
+                Message::Running if is_partly => both.source(SourceEvent::RunningPartly),
+                Message::Running => both.source(SourceEvent::Running),
+                Message::LastPages => both.target(TargetEvent::AllHere),
+                Message::Complete => both.source(SourceEvent::Complete),
             }
         }
         both
     }
 
     fn end(lost: Option<Message>, notices_first: bool) -> (Source, Target, LockedBy) {
-        let Both { source, target, lock } = both(lost, notices_first, LockedBy::None, false);
+        let Sides { source, target, lock } = both(lost, notices_first, LockedBy::None, false);
         (source, target, lock)
     }
 
     fn end_partly(lost: Option<Message>, notices_first: bool) -> (Source, Target, LockedBy) {
-        let Both { source, target, lock } = both(lost, notices_first, LockedBy::None, true);
+        let Sides { source, target, lock } = both(lost, notices_first, LockedBy::None, true);
         (source, target, lock)
     }
 
@@ -354,26 +354,26 @@ mod tests {
 
     #[test]
     fn a_target_that_waits_for_another_connection_has_the_disks_and_gets_the_rest() {
-        for lost in [AtSource::RunningPartly, AtSource::Complete] {
+        for lost in [SourceEvent::RunningPartly, SourceEvent::Complete] {
             // The target's guest has not ended: it waits.
-            let mut both = Both { source: Source::Committed, target: Target::RunsPartly, lock: LockedBy::Target };
-            if lost == AtSource::Complete {
-                both.source(AtSource::RunningPartly);
+            let mut both = Sides { source: Source::Committed, target: Target::RunsPartly, lock: LockedBy::Target };
+            if lost == SourceEvent::Complete {
+                both.source(SourceEvent::RunningPartly);
             }
-            both.source(AtSource::Lost);
+            both.source(SourceEvent::Lost);
             assert_eq!(both.source.guest(), Guest::Waits);
             both.take_back();
             assert_eq!(both.source.guest(), Guest::Waits, "the operator cannot resume it: {both:?}");
-            both.source(AtSource::Rejoined);
+            both.source(SourceEvent::Rejoined);
             assert_eq!(both.source, Source::Serving);
-            both.source(AtSource::Lost);
-            both.source(AtSource::Rejoined);
-            both.target(AtTarget::AllHere);
-            both.source(AtSource::Complete);
+            both.source(SourceEvent::Lost);
+            both.source(SourceEvent::Rejoined);
+            both.target(TargetEvent::AllHere);
+            both.source(SourceEvent::Complete);
             assert_eq!((both.source, both.target), (Source::Left, Target::Runs));
         }
-        let kept = Source::Broken.after(AtSource::TakenBack);
-        assert_eq!(kept.after(AtSource::Rejoined), Source::Kept, "a guest that was resumed sends nothing");
+        let kept = Source::Broken.after(SourceEvent::TakenBack);
+        assert_eq!(kept.after(SourceEvent::Rejoined), Source::Kept, "a guest that was resumed sends nothing");
     }
 
     #[test]
@@ -399,50 +399,52 @@ mod tests {
 
     #[test]
     fn a_source_with_pages_that_are_needed_never_resumes_by_itself() {
-        let sent = Source::Sending.after(AtSource::GivingUp).after(AtSource::AllSent);
-        let serving = sent.after(AtSource::Ready).after(AtSource::RunningPartly);
+        let sent = Source::Sending.after(SourceEvent::GivingUp).after(SourceEvent::AllSent);
+        let serving = sent.after(SourceEvent::Ready).after(SourceEvent::RunningPartly);
         assert_eq!((serving, serving.guest()), (Source::Serving, Guest::Waits));
-        for event in [AtSource::NeverRan, AtSource::NoGo, AtSource::Running, AtSource::Ready, AtSource::Lost] {
+        for event in
+            [SourceEvent::NeverRan, SourceEvent::NoGo, SourceEvent::Running, SourceEvent::Ready, SourceEvent::Lost]
+        {
             assert_eq!(serving.after(event), Source::Broken, "{event:?}");
         }
-        let broken = serving.after(AtSource::Lost);
-        for event in [AtSource::NeverRan, AtSource::Complete, AtSource::Lost] {
+        let broken = serving.after(SourceEvent::Lost);
+        for event in [SourceEvent::NeverRan, SourceEvent::Complete, SourceEvent::Lost] {
             assert_eq!(broken.after(event).guest(), Guest::Waits, "{event:?}");
         }
     }
 
     #[test]
     fn the_source_resumes_after_go_only_when_none_of_it_left_or_the_target_says_that_its_guest_never_ran() {
-        let sent = Source::Sending.after(AtSource::GivingUp).after(AtSource::AllSent);
-        let committed = sent.after(AtSource::Ready);
-        for event in [AtSource::AllSent, AtSource::Ready, AtSource::Lost, AtSource::TakenBack] {
+        let sent = Source::Sending.after(SourceEvent::GivingUp).after(SourceEvent::AllSent);
+        let committed = sent.after(SourceEvent::Ready);
+        for event in [SourceEvent::AllSent, SourceEvent::Ready, SourceEvent::Lost, SourceEvent::TakenBack] {
             assert_eq!(committed.after(event), Source::InDoubt, "{event:?}");
         }
-        for event in [AtSource::NeverRan, AtSource::NoGo] {
-            assert_eq!(committed.after(event).after(AtSource::TakenBack).guest(), Guest::Here, "{event:?}");
-            assert_eq!(committed.after(event).after(AtSource::Lost).guest(), Guest::Waits, "{event:?}");
+        for event in [SourceEvent::NeverRan, SourceEvent::NoGo] {
+            assert_eq!(committed.after(event).after(SourceEvent::TakenBack).guest(), Guest::Here, "{event:?}");
+            assert_eq!(committed.after(event).after(SourceEvent::Lost).guest(), Guest::Waits, "{event:?}");
         }
-        for event in [AtSource::Ready, AtSource::Running, AtSource::NeverRan, AtSource::Lost] {
+        for event in [SourceEvent::Ready, SourceEvent::Running, SourceEvent::NeverRan, SourceEvent::Lost] {
             assert_eq!(Source::Left.after(event).guest(), Guest::Ended, "{event:?}");
             assert_eq!(Source::InDoubt.after(event).guest(), Guest::Waits, "{event:?}");
         }
-        assert_eq!(Source::Left.after(AtSource::TakenBack), Source::Left);
+        assert_eq!(Source::Left.after(SourceEvent::TakenBack), Source::Left);
     }
 
     #[test]
     fn messages_out_of_their_order_end_a_migration_before_go() {
-        for event in [AtSource::Ready, AtSource::Running, AtSource::NeverRan, AtSource::AllSent] {
+        for event in [SourceEvent::Ready, SourceEvent::Running, SourceEvent::NeverRan, SourceEvent::AllSent] {
             assert_eq!(Source::Sending.after(event), Source::Kept, "{event:?}");
         }
-        let given_up = Source::Sending.after(AtSource::GivingUp);
-        for event in [AtSource::Ready, AtSource::Running, AtSource::NeverRan] {
+        let given_up = Source::Sending.after(SourceEvent::GivingUp);
+        for event in [SourceEvent::Ready, SourceEvent::Running, SourceEvent::NeverRan] {
             assert_eq!(given_up.after(event), Source::TakingBack, "{event:?}");
         }
-        assert_eq!(given_up.after(AtSource::AllSent).after(AtSource::Running), Source::TakingBack);
-        for event in [AtTarget::Go, AtTarget::Built] {
+        assert_eq!(given_up.after(SourceEvent::AllSent).after(SourceEvent::Running), Source::TakingBack);
+        for event in [TargetEvent::Go, TargetEvent::Built] {
             assert_eq!(Target::Receiving.after(event), Target::Ended, "{event:?} before all has come");
         }
-        assert_eq!(Target::HasDisks.after(AtTarget::Go), Target::Ended, "go before ready");
-        assert_eq!(Target::Ended.after(AtTarget::Go), Target::Ended);
+        assert_eq!(Target::HasDisks.after(TargetEvent::Go), Target::Ended, "go before ready");
+        assert_eq!(Target::Ended.after(TargetEvent::Go), Target::Ended);
     }
 }

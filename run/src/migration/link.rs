@@ -20,7 +20,7 @@ const STEP_BYTES: usize = 4 << 20;
 
 /// The reasons why a connection is of no use any more.
 #[derive(Debug, thiserror::Error)]
-pub enum Lost {
+pub enum LinkError {
     /// The other side has ended, or the network between.
     #[error("the connection ended")]
     Closed,
@@ -60,12 +60,12 @@ pub struct Limit<'a> {
 
 impl Limit<'_> {
     /// Waits until `end` is ready for `what`. `looked`: when it was last looked whether to keep on.
-    fn wait(&self, end: BorrowedFd<'_>, what: PollFlags, looked: &mut Instant) -> Result<(), Lost> {
+    fn wait(&self, end: BorrowedFd<'_>, what: PollFlags, looked: &mut Instant) -> Result<(), LinkError> {
         let began = Instant::now();
         let mut looks = looked.elapsed() >= LOOK_EVERY;
         loop {
             if looks && !(self.keep_on)() {
-                return Err(Lost::Cancelled);
+                return Err(LinkError::Cancelled);
             }
             if looks {
                 *looked = Instant::now();
@@ -75,17 +75,17 @@ impl Limit<'_> {
             match poll(&mut ends, slice) {
                 Ok(0) | Err(nix::errno::Errno::EINTR) => looks = true,
                 Ok(_) => return Ok(()),
-                Err(error) => return Err(Lost::Io(error.into())),
+                Err(error) => return Err(LinkError::Io(error.into())),
             }
         }
     }
 
     /// Time of the next wait.
-    fn slice(&self, began: Instant) -> Result<Duration, Lost> {
-        let silent = self.silence.checked_sub(began.elapsed()).ok_or(Lost::Silent(self.silence))?;
+    fn slice(&self, began: Instant) -> Result<Duration, LinkError> {
+        let silent = self.silence.checked_sub(began.elapsed()).ok_or(LinkError::Silent(self.silence))?;
         let left = match self.until {
             None => silent,
-            Some(until) => silent.min(until.checked_duration_since(Instant::now()).ok_or(Lost::Late)?),
+            Some(until) => silent.min(until.checked_duration_since(Instant::now()).ok_or(LinkError::Late)?),
         };
         // Rounded up: poll(2) counts milliseconds.
         Ok(left.min(LOOK_EVERY) + Duration::from_millis(1))
@@ -111,24 +111,30 @@ impl Sender {
     /// Sends the first bytes.
     ///
     /// # Errors
-    /// [`Lost`].
-    pub fn greet(&mut self, limit: &Limit<'_>) -> Result<(), Lost> {
+    /// [`LinkError`].
+    pub fn greet(&mut self, limit: &Limit<'_>) -> Result<(), LinkError> {
         self.write(&mut [IoSlice::new(&frames::greeting())], limit)
     }
 
     /// Sends a message with these parts as content.
     ///
     /// # Errors
-    /// [`Lost`]; an unknown part of the message has then left, [`Sender::sent`] does not grow if none has.
-    pub fn send(&mut self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
+    /// [`LinkError`]; an unknown part of the message has then left, [`Sender::sent`] does not grow if none has.
+    pub fn send(&mut self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), LinkError> {
         self.send_checked(kind, frames::checksum(kind, parts), parts, limit)
     }
 
     /// The same with a checksum that the caller has made, outside a lock.
     ///
     /// # Errors
-    /// [`Lost`], as above.
-    pub fn send_checked(&mut self, kind: Kind, checksum: u32, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
+    /// [`LinkError`], as above.
+    pub fn send_checked(
+        &mut self,
+        kind: Kind,
+        checksum: u32,
+        parts: &[&[u8]],
+        limit: &Limit<'_>,
+    ) -> Result<(), LinkError> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         if bytes > kind.bytes_max() {
             return Err(Malformed::Length(bytes).into());
@@ -150,9 +156,9 @@ impl Sender {
         self.sent
     }
 
-    fn write(&mut self, slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), Lost> {
+    fn write(&mut self, slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), LinkError> {
         if self.is_cut {
-            return Err(Lost::Closed);
+            return Err(LinkError::Closed);
         }
         let before = self.sent;
         let written = self.write_all(slices, limit);
@@ -160,7 +166,7 @@ impl Sender {
         written
     }
 
-    fn write_all(&mut self, mut slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), Lost> {
+    fn write_all(&mut self, mut slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), LinkError> {
         // A message for which there is room leaves in any case: it may be the last word.
         let mut looked = Instant::now();
         while slices.iter().any(|slice| !slice.is_empty()) {
@@ -168,7 +174,7 @@ impl Sender {
             // More slices than this is an error (writev(2), IOV_MAX).
             let some = slices.len().min(1024);
             match self.writer.write_vectored(&slices[..some]) {
-                Ok(0) => return Err(Lost::Closed),
+                Ok(0) => return Err(LinkError::Closed),
                 Ok(written) => {
                     self.sent += written as u64;
                     IoSlice::advance_slices(&mut slices, written);
@@ -200,8 +206,8 @@ impl Receiver {
     /// Receives the first bytes of the other side.
     ///
     /// # Errors
-    /// [`Lost`], also where it is another program or version.
-    pub fn greeted(&mut self, limit: &Limit<'_>) -> Result<(), Lost> {
+    /// [`LinkError`], also where it is another program or version.
+    pub fn greeted(&mut self, limit: &Limit<'_>) -> Result<(), LinkError> {
         let mut bytes = [0; GREETING_BYTES];
         self.read(&mut bytes, limit)?;
         Ok(frames::check_greeting(&bytes)?)
@@ -210,8 +216,8 @@ impl Receiver {
     /// Receives the next message; its content replaces that of `into`.
     ///
     /// # Errors
-    /// [`Lost`]; [`Lost::Refused`] for [`Kind::Failed`].
-    pub fn next(&mut self, into: &mut Vec<u8>, limit: &Limit<'_>) -> Result<Kind, Lost> {
+    /// [`LinkError`]; [`LinkError::Refused`] for [`Kind::Failed`].
+    pub fn next(&mut self, into: &mut Vec<u8>, limit: &Limit<'_>) -> Result<Kind, LinkError> {
         let mut bytes = [0; HEADER_BYTES];
         self.read(&mut bytes, limit)?;
         let header = Header::decode(&bytes, self.next)?;
@@ -226,7 +232,7 @@ impl Receiver {
         into.truncate(have);
         header.check(into)?;
         if header.kind == Kind::Failed {
-            return Err(Lost::Refused(crate::text::clean(&String::from_utf8_lossy(into))));
+            return Err(LinkError::Refused(crate::text::clean(&String::from_utf8_lossy(into))));
         }
         Ok(header.kind)
     }
@@ -234,8 +240,8 @@ impl Receiver {
     /// Receives the next message, which must be of this kind.
     ///
     /// # Errors
-    /// [`Lost`], also for another kind.
-    pub fn expect(&mut self, kind: Kind, into: &mut Vec<u8>, limit: &Limit<'_>) -> Result<(), Lost> {
+    /// [`LinkError`], also for another kind.
+    pub fn expect(&mut self, kind: Kind, into: &mut Vec<u8>, limit: &Limit<'_>) -> Result<(), LinkError> {
         if self.next(into, limit)? == kind { Ok(()) } else { Err(Malformed::Order.into()) }
     }
 
@@ -250,11 +256,11 @@ impl Receiver {
         self.received
     }
 
-    fn read(&mut self, mut into: &mut [u8], limit: &Limit<'_>) -> Result<(), Lost> {
+    fn read(&mut self, mut into: &mut [u8], limit: &Limit<'_>) -> Result<(), LinkError> {
         while !into.is_empty() {
             limit.wait(self.reader.as_fd(), PollFlags::POLLIN, &mut self.looked)?;
             match self.reader.read(into) {
-                Ok(0) => return Err(Lost::Closed),
+                Ok(0) => return Err(LinkError::Closed),
                 Ok(read) => {
                     self.received += read as u64;
                     into = &mut into[read..];
@@ -271,10 +277,10 @@ fn is_to_be_tried_again(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-fn from_io(error: io::Error) -> Lost {
+fn from_io(error: io::Error) -> LinkError {
     match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Lost::Closed,
-        _ => Lost::Io(error),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LinkError::Closed,
+        _ => LinkError::Io(error),
     }
 }
 
@@ -322,19 +328,19 @@ mod tests {
         let (mut again, mut other, _end) = pair();
         again.writer.write_all(&bytes).expect("there is room");
         drop((again, sender));
-        assert!(matches!(other.next(&mut Vec::new(), &PATIENT), Err(Lost::Closed)));
-        assert!(receiver.next(&mut Vec::new(), &PATIENT).is_err(), "the middle of a message is none");
+        assert!(matches!(other.next(&mut Vec::new(), &PATIENT), Err(LinkError::Closed)));
+        assert!(receiver.next(&mut Vec::new(), &PATIENT).is_err(), "the middle of a message is not a message");
     }
 
     #[test]
     fn a_wait_ends_at_its_limits_and_when_it_is_cancelled() {
         let (_sender, mut receiver, _end) = pair();
         let soon = Limit { until: Some(Instant::now()), ..PATIENT };
-        assert!(matches!(receiver.next(&mut Vec::new(), &soon), Err(Lost::Late)));
+        assert!(matches!(receiver.next(&mut Vec::new(), &soon), Err(LinkError::Late)));
         let silent = Limit { silence: Duration::from_millis(1), ..PATIENT };
-        assert!(matches!(receiver.next(&mut Vec::new(), &silent), Err(Lost::Silent(_))));
+        assert!(matches!(receiver.next(&mut Vec::new(), &silent), Err(LinkError::Silent(_))));
         let cancelled = Limit { keep_on: &|| false, ..PATIENT };
-        assert!(matches!(receiver.next(&mut Vec::new(), &cancelled), Err(Lost::Cancelled)));
+        assert!(matches!(receiver.next(&mut Vec::new(), &cancelled), Err(LinkError::Cancelled)));
     }
 
     #[test]
@@ -344,7 +350,7 @@ mod tests {
         let cancelled = Limit { keep_on: &|| false, ..PATIENT };
         receiver.next(&mut Vec::new(), &PATIENT).expect("it was sent");
         std::thread::sleep(LOOK_EVERY);
-        assert!(matches!(receiver.next(&mut Vec::new(), &cancelled), Err(Lost::Cancelled)));
+        assert!(matches!(receiver.next(&mut Vec::new(), &cancelled), Err(LinkError::Cancelled)));
         assert!(sender.send(Kind::Go, &[], &cancelled).is_ok(), "the last word leaves");
     }
 
@@ -353,11 +359,11 @@ mod tests {
         let (mut sender, receiver, end) = pair();
         let big = vec![0; 8 << 20];
         let silent = Limit { silence: Duration::from_millis(10), ..PATIENT };
-        assert!(matches!(sender.send(Kind::Machine, &[&big], &silent), Err(Lost::Silent(_))), "nothing reads");
+        assert!(matches!(sender.send(Kind::Machine, &[&big], &silent), Err(LinkError::Silent(_))), "nothing reads");
         drop((receiver, end));
         let (mut sender, receiver, end) = pair();
         drop((receiver, end));
-        assert!(matches!(sender.send(Kind::Machine, &[&big], &PATIENT), Err(Lost::Closed)));
+        assert!(matches!(sender.send(Kind::Machine, &[&big], &PATIENT), Err(LinkError::Closed)));
         assert_eq!((sender.sent(), sender.is_cut), (0, false));
     }
 
@@ -366,11 +372,11 @@ mod tests {
         let (mut sender, mut receiver, _end) = pair();
         let silent = Limit { silence: Duration::from_millis(10), ..PATIENT };
         let cut = sender.send(Kind::Machine, &[&vec![0; 8 << 20]], &silent);
-        assert!(matches!(cut, Err(Lost::Silent(_))), "nothing reads");
+        assert!(matches!(cut, Err(LinkError::Silent(_))), "nothing reads");
         let reader = std::thread::spawn(move || receiver.next(&mut Vec::new(), &PATIENT));
-        assert!(matches!(sender.send(Kind::Failed, &[b"it stays"], &PATIENT), Err(Lost::Closed)));
+        assert!(matches!(sender.send(Kind::Failed, &[b"it stays"], &PATIENT), Err(LinkError::Closed)));
         drop((sender, _end));
-        assert!(matches!(reader.join().expect("it does not panic"), Err(Lost::Closed)), "not a wrong content");
+        assert!(matches!(reader.join().expect("it does not panic"), Err(LinkError::Closed)), "not a wrong content");
     }
 
     #[test]
@@ -378,11 +384,11 @@ mod tests {
         let (mut sender, mut receiver, _end) = pair();
         sender.send(Kind::Welcome, &[], &PATIENT).expect("there is room");
         let late = Limit { until: Some(Instant::now()), ..PATIENT };
-        assert!(matches!(sender.send(Kind::Machine, &[b"{}"], &late), Err(Lost::Late)));
+        assert!(matches!(sender.send(Kind::Machine, &[b"{}"], &late), Err(LinkError::Late)));
         sender.send(Kind::Failed, &[b"it stays"], &PATIENT).expect("there is room");
         receiver.expect(Kind::Welcome, &mut Vec::new(), &PATIENT).expect("it was sent");
         let said = receiver.next(&mut Vec::new(), &PATIENT);
-        assert!(matches!(&said, Err(Lost::Refused(why)) if why == "it stays"), "{said:?}");
+        assert!(matches!(&said, Err(LinkError::Refused(why)) if why == "it stays"), "{said:?}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!        │                                                        │
 //!        ▼   target                                   source      ▼
 //!     Offer::accept ◀──────────── again: name of the migration ── the same RAM, still paused
-//!                   ── welcome, and wishes for all that was asked for and did not come ──▶
+//!                   ── welcome, and requests for all that was asked for and did not come ──▶
 //! ```
 //!
 //! Until then, pages still come over the connection before it, if they do.
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use wideleaf_control::vm::PostCopyView;
 
-use super::address::{Ends, Passed};
+use super::address::{ConnectionEnds, PassedConnection};
 use super::frames::Kind;
-use super::link::{Limit, Lost, Receiver, Sender};
+use super::link::{Limit, LinkError, Receiver, Sender};
 use crate::snapshot::parts::has_gone;
 
 /// Time without a byte after which the source counts as gone, before it has said which migration it is about.
@@ -32,7 +32,7 @@ pub type Done = Box<dyn FnOnce(Result<PostCopyView, String>) + Send>;
 
 /// A connection that was not tried yet.
 pub struct Offer {
-    passed: Passed,
+    passed: PassedConnection,
     /// Answers the client.
     pub done: Done,
 }
@@ -63,7 +63,7 @@ impl Offer {
     /// # Errors
     /// One line.
     pub fn new(files: Vec<OwnedFd>, done: Done) -> Result<Offer, String> {
-        let passed = Passed::of(files).map_err(|why| format!("cannot recover the VM: {why}"))?;
+        let passed = PassedConnection::of(files).map_err(|why| format!("cannot recover the VM: {why}"))?;
         Ok(Offer { passed, done })
     }
 
@@ -72,7 +72,7 @@ impl Offer {
     /// # Errors
     /// One line, and what answers the client.
     pub fn accept(self, id: &str, keep_on: &dyn Fn() -> bool) -> Result<Accepted, (String, Done)> {
-        let Offer { passed: Passed { ends: Ends { reader, writer }, client }, done } = self;
+        let Offer { passed: PassedConnection { ends: ConnectionEnds { reader, writer }, client }, done } = self;
         let (mut sender, mut receiver) = (Sender::new(writer), Receiver::new(reader));
         let keep_on = || keep_on() && !has_gone(&client);
         let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &keep_on };
@@ -83,7 +83,7 @@ impl Offer {
     }
 }
 
-fn greet(sender: &mut Sender, receiver: &mut Receiver, id: &str, limit: &Limit<'_>) -> Result<(), Lost> {
+fn greet(sender: &mut Sender, receiver: &mut Receiver, id: &str, limit: &Limit<'_>) -> Result<(), LinkError> {
     let mut content = Vec::new();
     sender.greet(limit)?;
     receiver.greeted(limit)?;
@@ -91,7 +91,7 @@ fn greet(sender: &mut Sender, receiver: &mut Receiver, id: &str, limit: &Limit<'
     if content != id.as_bytes() {
         let why = "this VM came by another migration; connect to the target of this one";
         sender.send(Kind::Failed, &[why.as_bytes()], limit)?;
-        return Err(Lost::Refused(why.to_owned()));
+        return Err(LinkError::Refused(why.to_owned()));
     }
     sender.send(Kind::Welcome, &[], limit)
 }

@@ -87,8 +87,8 @@ impl<'a> Placing<'a> {
         self.ram.ranges().iter().find(is_whole).map(|range| (*range, part))
     }
 
-    /// Lets the first touch of a window make a huge page. The mark stays, as after a promotion. Where there is none
-    /// to be had, the kernel makes base pages, and the manager promotes later.
+    /// Lets the first touch of a window make a huge page. The mark stays, as after a promotion. Without a free
+    /// huge page the kernel makes base pages, and the manager promotes later.
     fn mark(&mut self, window: WindowIndex) {
         let whole = self.place_of(window, &(0..512)).filter(|_| self.ram.backing().kind() == BackingKind::Anon);
         let Some((range, part)) = whole else { return };

@@ -2,7 +2,7 @@
 //! source's side.
 //!
 //! ```text
-//!   serving ── loss ─▶ Doubt with what is Kept ── `recover` ─▶ again, welcome ─▶ serving ─▶ complete
+//!   serving ── loss ─▶ Doubt with an UnfinishedMigration ── `recover` ─▶ again, welcome ─▶ serving ─▶ complete
 //!                            │                       │ no welcome: the doubt stays      │ loss: another doubt
 //!                            └── `resume`: what is kept is dropped, since the guest writes its RAM from then on
 //! ```
@@ -15,10 +15,10 @@ use wideleaf_memory::manager::RestAnswer;
 use wideleaf_vmm::sys::random;
 
 use super::POST_COPY_SILENCE_MAX;
-use super::address::Passed;
-use super::doubt::{Departed, Doubt, Kept};
+use super::address::PassedConnection;
+use super::doubt::{Departed, Doubt, UnfinishedMigration};
 use super::frames::Kind;
-use super::handover::{AtSource, Guest};
+use super::handover::{Guest, SourceEvent};
 use super::link::Limit;
 use super::serving::Serving;
 use super::wire::{Sink, Wire};
@@ -82,16 +82,16 @@ pub enum Recovered {
     /// The target has all, and the guest has ended here.
     Left(MigratedView),
     /// The target did not answer, or is another one, for this reason: all is as before.
-    Refused(String, Kept),
+    Refused(String, UnfinishedMigration),
     /// Pages went, and then the connection was lost.
     Lost(Doubt),
 }
 
 /// Sends the rest over another connection.
-pub fn recover(parts: &SavedParts, mut kept: Kept, job: Rejoining, shared: &Shared) -> Recovered {
+pub fn recover(parts: &SavedParts, mut kept: UnfinishedMigration, job: Rejoining, shared: &Shared) -> Recovered {
     let Rejoining { to, files } = job;
     let cannot = |why: &str| format!("cannot recover the VM at {to}: {why}");
-    let Passed { ends, client } = match Passed::of(files) {
+    let PassedConnection { ends, client } = match PassedConnection::of(files) {
         Ok(passed) => passed,
         Err(why) => return Recovered::Refused(cannot(why), kept),
     };
@@ -101,7 +101,7 @@ pub fn recover(parts: &SavedParts, mut kept: Kept, job: Rejoining, shared: &Shar
     if let Err(lost) = wire.greet(Kind::Again, kept.departed.id.as_bytes(), &limit) {
         return Recovered::Refused(cannot(&wire.why(lost, shared)), kept);
     }
-    kept.turn = kept.turn.after(AtSource::Rejoined);
+    kept.turn = kept.turn.after(SourceEvent::Rejoined);
     // Pages must not move while they are read.
     let _resting = parts.session.upgrade().and_then(|session| session.ask_to_rest()).map(RestAnswer::wait);
     let follows = || parts.follows(shared);
@@ -110,7 +110,7 @@ pub fn recover(parts: &SavedParts, mut kept: Kept, job: Rejoining, shared: &Shar
     let mut serving = Serving::new(&parts.ram, &sink, kept.missing);
     let served = wire.serve(&mut serving, shared, &limit());
     kept.missing = serving.into_missing();
-    kept.turn = kept.turn.after(if served.is_ok() { AtSource::Complete } else { AtSource::Lost });
+    kept.turn = kept.turn.after(if served.is_ok() { SourceEvent::Complete } else { SourceEvent::Lost });
     kept.departed.sent_bytes += wire.sent();
     let why = served.err().map(|lost| wire.why(lost, shared)).unwrap_or_default();
     match kept.turn.guest() {

@@ -1,14 +1,14 @@
 //! RAM of a VM that runs here while a part of it is still at the source (post-copy).
 //!
 //! ```text
-//!   a thread of the guest touches a missing page ─▶ Restorer ─▶ RemoteRam::read ── urgent wish ──▶ source
-//!   Restorer's background, hottest first          ─────────────▶ read           ── wish ────────▶   │
-//!                                                                 ▲                                 │
-//!                    window complete ◀─ checked, placed ◀─────────┴────── thread `arriving` ◀─── pages
+//!   a thread of the guest touches a missing page ─▶ Restorer ─▶ RemoteRam::read ── urgent request ─▶ source
+//!   Restorer's background, hottest first          ─────────────▶ read           ── request ────────▶   │
+//!                                                                 ▲                                    │
+//!                    window complete ◀─ checked, placed ◀─────────┴────── thread `arriving` ◀──────  pages
 //! ```
 //!
-//! A wish for the next windows is under way while one is placed, so that the background does not wait for each answer.
-//! What arrives is only taken where it was wished for, and only the pages that are missing.
+//! The next windows are requested while one is placed, so that the background does not wait for each answer. Pages are
+//! taken only for windows that were requested, and only those that are missing.
 //!
 //! A connection that is lost after `go` may be followed by another one ([`Offer`]): windows that were asked for and
 //! have not come are asked for again. Until then, threads that need them wait. Another thread tries what is offered: a
@@ -28,8 +28,8 @@ use wideleaf_memory::restore::{ReadError, SavedRam, SavedWindow};
 use wideleaf_policies::{PageSet, WindowIndex};
 
 use super::POST_COPY_SILENCE_MAX;
-use super::frames::{Kind, Malformed, PAGE_BYTES, PagesHead, Wish};
-use super::link::{Limit, Lost, Receiver, Sender};
+use super::frames::{Kind, Malformed, PAGE_BYTES, PageRequest, PagesHead};
+use super::link::{Limit, LinkError, Receiver, Sender};
 use super::offer::{Accepted, Done, Offer};
 
 /// Most windows of the background that are under way, or here and not placed: 16 MiB. At 1 GiB/s, a touch waits for
@@ -64,7 +64,7 @@ pub struct RemoteRam {
 /// A connection that may take the place of the present one.
 #[derive(Default)]
 enum Successor {
-    /// There is none.
+    /// No other connection came.
     #[default]
     None,
     /// It was not tried yet.
@@ -182,7 +182,7 @@ impl RemoteRam {
                 Ok(()) if self.finish() => return true,
                 Ok(()) => REPLACED.to_owned(),
                 // The source's own words.
-                Err(Lost::Refused(why)) => why,
+                Err(LinkError::Refused(why)) => why,
                 Err(lost) => lost.to_string(),
             };
             if !(keep_on() && self.may_be_followed()) {
@@ -198,7 +198,7 @@ impl RemoteRam {
         }
     }
 
-    fn receive_all(&self, receiver: &mut Receiver, keep_on: &dyn Fn() -> bool) -> Result<(), Lost> {
+    fn receive_all(&self, receiver: &mut Receiver, keep_on: &dyn Fn() -> bool) -> Result<(), LinkError> {
         let keep_on = || keep_on() && self.inbox.lock().cut.is_none();
         let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &keep_on };
         while !self.has_come() {
@@ -336,16 +336,16 @@ impl RemoteRam {
         inbox.cut = None;
         inbox.before += 1;
         inbox.client = Some(done);
-        let mut wishes: Vec<Wish> = inbox
+        let mut requests: Vec<PageRequest> = inbox
             .asked
             .iter()
-            .map(|(window, is_urgent)| Wish { window: *window, is_urgent: *is_urgent, is_again: false })
+            .map(|(window, is_urgent)| PageRequest { window: *window, is_urgent: *is_urgent, is_again: false })
             .collect();
         drop(inbox);
         drop(place);
-        wishes.sort_by_key(|wish| !wish.is_urgent);
+        requests.sort_by_key(|request| !request.is_urgent);
         // A loss shows where the pages are received.
-        let _ = wishes.into_iter().try_for_each(|wish| self.ask(wish));
+        let _ = requests.into_iter().try_for_each(|request| self.ask(request));
     }
 
     /// Takes another connection, over which missing pages come once the source has answered there.
@@ -430,8 +430,8 @@ impl RemoteRam {
     /// Waits for `go`.
     ///
     /// # Errors
-    /// [`Lost`].
-    pub fn expect_go(&self, limit: &Limit<'_>) -> Result<(), Lost> {
+    /// [`LinkError`].
+    pub fn expect_go(&self, limit: &Limit<'_>) -> Result<(), LinkError> {
         let began = Instant::now();
         let mut inbox = self.inbox.lock();
         loop {
@@ -439,13 +439,13 @@ impl RemoteRam {
                 return Ok(());
             }
             if !(limit.keep_on)() {
-                return Err(Lost::Cancelled);
+                return Err(LinkError::Cancelled);
             }
             if let Some(why) = &inbox.lost {
-                return Err(Lost::Before(why.clone()));
+                return Err(LinkError::Before(why.clone()));
             }
             if began.elapsed() > limit.silence {
-                return Err(Lost::Silent(limit.silence));
+                return Err(LinkError::Silent(limit.silence));
             }
             self.came.wait_for(&mut inbox, LOOK_EVERY);
         }
@@ -458,7 +458,7 @@ impl RemoteRam {
     }
 
     /// Asks for a window that a thread may wait for, unless that was done, or it is here.
-    fn ask_now(&self, window: WindowIndex) -> Result<(), Lost> {
+    fn ask_now(&self, window: WindowIndex) -> Result<(), LinkError> {
         let is_again = {
             let mut inbox = self.inbox.lock();
             if inbox.here.contains_key(&window) || inbox.asked.insert(window, true) == Some(true) {
@@ -467,11 +467,11 @@ impl RemoteRam {
             // The thread that had it panicked.
             inbox.placed.remove(&window)
         };
-        self.ask(Wish { window, is_urgent: true, is_again })
+        self.ask(PageRequest { window, is_urgent: true, is_again })
     }
 
     /// Asks for the next windows of the background.
-    fn ask_ahead(&self) -> Result<(), Lost> {
+    fn ask_ahead(&self) -> Result<(), LinkError> {
         loop {
             let mut inbox = self.inbox.lock();
             let Some(window) = self.order.get(inbox.next).copied() else { return Ok(()) };
@@ -486,12 +486,12 @@ impl RemoteRam {
             }
             inbox.asked.insert(window, false);
             drop(inbox);
-            self.ask(Wish { window, is_urgent: false, is_again: false })?;
+            self.ask(PageRequest { window, is_urgent: false, is_again: false })?;
         }
     }
 
-    /// Sends a wish. Where another connection may follow, a loss is no error: the wish is sent again over that one.
-    fn ask(&self, wish: Wish) -> Result<(), Lost> {
+    /// Sends a request. Where another connection may follow, a loss is no error: the request is sent again over it.
+    fn ask(&self, request: PageRequest) -> Result<(), LinkError> {
         let keep_on = || {
             let inbox = self.inbox.lock();
             inbox.lost.is_none() && inbox.cut.is_none()
@@ -499,7 +499,7 @@ impl RemoteRam {
         let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &keep_on };
         let mut sender = self.sender.lock();
         let before = self.inbox.lock().before;
-        let sent = sender.send(Kind::Wish, &[&wish.encode()], &limit);
+        let sent = sender.send(Kind::PageRequest, &[&request.encode()], &limit);
         drop(sender);
         match sent {
             Err(lost) if self.id.is_some() => {
@@ -596,8 +596,8 @@ mod tests {
         let heads: Vec<PagesHead> = (0..windows).map(|window| head(window, &[0, 1], &[])).collect();
         let sender = Arc::new(Mutex::new(Sender::new(ours.into())));
         let remote = RemoteRam::new("there".to_owned(), &heads, sender, id).expect("each window once");
-        let (wishes, pages) = (Receiver::new(theirs.into()), Sender::new(to_ours.into()));
-        (Arc::new(remote), wishes, pages, Receiver::new(from_theirs.into()))
+        let (requests, pages) = (Receiver::new(theirs.into()), Sender::new(to_ours.into()));
+        (Arc::new(remote), requests, pages, Receiver::new(from_theirs.into()))
     }
 
     fn send(pages: &mut Sender, head: &PagesHead, values: &[u8]) {
@@ -605,11 +605,13 @@ mod tests {
         pages.send(Kind::Pages, &[&head.encode(), &content], &PATIENT).expect("there is room");
     }
 
-    fn wishes(from: &mut Receiver, count: usize) -> Vec<(u64, bool)> {
+    fn requests(from: &mut Receiver, count: usize) -> Vec<(u64, bool)> {
         let mut content = Vec::new();
         let mut next = || {
-            from.expect(Kind::Wish, &mut content, &PATIENT).expect("it is open");
-            Wish::decode(&content).map(|wish| (wish.window.get(), wish.is_urgent)).expect("it is a wish")
+            from.expect(Kind::PageRequest, &mut content, &PATIENT).expect("it is open");
+            PageRequest::decode(&content)
+                .map(|request| (request.window.get(), request.is_urgent))
+                .expect("it is a request")
         };
         (0..count).map(|_| next()).collect()
     }
@@ -621,11 +623,11 @@ mod tests {
             let of = remote.clone();
             scope.spawn(move || of.receive(&mut receiver, &|| true));
             scope.spawn(|| {
-                assert_eq!(wishes(&mut asked, 1), [(5, true)]);
+                assert_eq!(requests(&mut asked, 1), [(5, true)]);
                 send(&mut pages, &head(5, &[1], &[0]), &[7]);
                 pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
                 let ahead: Vec<(u64, bool)> = [0, 1, 2, 3, 4, 6, 7, 8].map(|window| (window, false)).into();
-                assert_eq!(wishes(&mut asked, AHEAD_MAX), ahead, "the hottest first, none twice");
+                assert_eq!(requests(&mut asked, AHEAD_MAX), ahead, "the hottest first, none twice");
                 drop(pages);
             });
             let mut into = vec![9; WINDOW];
@@ -645,7 +647,7 @@ mod tests {
             let (remote, mut asked, mut pages, mut receiver) = remote(20);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    assert_eq!(wishes(&mut asked, 1), [(3, true)]);
+                    assert_eq!(requests(&mut asked, 1), [(3, true)]);
                     send(&mut pages, &head, &vec![1; usize::from(head.stored.len())]);
                 });
                 let of = remote.clone();
@@ -698,7 +700,7 @@ mod tests {
     }
 
     /// The source's first message on another connection.
-    fn greet(another: &mut Another, id: &str) -> Result<(), Lost> {
+    fn greet(another: &mut Another, id: &str) -> Result<(), LinkError> {
         another.pages.greet(&PATIENT)?;
         another.asked.greeted(&PATIENT)?;
         another.pages.send(Kind::Again, &[id.as_bytes()], &PATIENT)?;
@@ -715,7 +717,7 @@ mod tests {
     fn refuses_another_migration(remote: &RemoteRam) {
         let mut wrong = offered(remote);
         let refused = greet(&mut wrong, "another one");
-        assert!(matches!(&refused, Err(Lost::Refused(why)) if why.contains("another migration")), "{refused:?}");
+        assert!(matches!(&refused, Err(LinkError::Refused(why)) if why.contains("another migration")), "{refused:?}");
         let why = answer(&wrong).expect_err("it is another migration");
         assert!(why.contains("connect to the target of this one"), "{why}");
     }
@@ -767,7 +769,7 @@ mod tests {
             std::thread::sleep(2 * LOOK_EVERY);
             assert_eq!((remote.why_cut(), remote.cuts()), (None, 0));
             let read = scope.spawn(|| remote.read(WindowIndex::new(0), &mut vec![0; WINDOW]));
-            assert_eq!(wishes(&mut asked, 1), [(0, true)]);
+            assert_eq!(requests(&mut asked, 1), [(0, true)]);
             send(&mut pages, &head(0, &[0, 1], &[]), &[7, 8]);
             read.join().expect("it does not panic").expect("it came");
             assert!(received.join().expect("it does not panic"));
@@ -795,7 +797,7 @@ mod tests {
             });
             let mut right = offered(&remote);
             greet(&mut right, "this one").expect("it is the right one");
-            assert_eq!(wishes(&mut right.asked, 1), [(0, true)], "once more");
+            assert_eq!(requests(&mut right.asked, 1), [(0, true)], "once more");
             send(&mut right.pages, &head(0, &[0, 1], &[]), &[7, 8]);
             read.join().expect("it does not panic").expect("it came");
             assert!(received.join().expect("it does not panic"));
@@ -835,7 +837,10 @@ mod tests {
         let mut late = accepted(&remote);
         assert_eq!(answer(&late).expect_err("all has come"), NOTHING_MISSING);
         let told = late.asked.next(&mut Vec::new(), &PATIENT);
-        assert!(matches!(&told, Err(Lost::Refused(why)) if why.contains("no page of its RAM is missing")), "{told:?}");
+        assert!(
+            matches!(&told, Err(LinkError::Refused(why)) if why.contains("no page of its RAM is missing")),
+            "{told:?}"
+        );
     }
 
     #[test]
@@ -851,7 +856,7 @@ mod tests {
                 let mut into = vec![9; WINDOW];
                 of.read(WindowIndex::new(1), &mut into).map(|()| into[0])
             });
-            assert_eq!(wishes(&mut asked, 1), [(1, true)]);
+            assert_eq!(requests(&mut asked, 1), [(1, true)]);
             pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
             drop((asked, pages));
             while remote.why_cut().is_none() {
@@ -861,11 +866,11 @@ mod tests {
             refuses_another_migration(&remote);
             let mut right = offered(&remote);
             greet(&mut right, "this one").expect("it is the right one");
-            assert_eq!(wishes(&mut right.asked, 1), [(1, true)], "once more");
+            assert_eq!(requests(&mut right.asked, 1), [(1, true)], "once more");
             send(&mut right.pages, &head(1, &[0, 1], &[]), &[7, 8]);
             assert_eq!(read.join().expect("it does not panic").expect("it came"), 7);
             assert_eq!((remote.why_cut(), remote.cuts()), (None, 1));
-            assert_eq!(wishes(&mut right.asked, 1), [(0, false)], "the background goes on");
+            assert_eq!(requests(&mut right.asked, 1), [(0, false)], "the background goes on");
             send(&mut right.pages, &head(0, &[0, 1], &[]), &[1, 1]);
             assert!(received.join().expect("it does not panic"));
             assert!(remote.offer(another().offer).expect_err("all is here").contains("no page of its RAM is missing"));

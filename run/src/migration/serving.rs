@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   pause ─▶ what is missing, hottest windows first ─▶ machine ─▶ ready, go, running ─▶ complete
-//!                                                         └── wishes come, pages go: urgent ones first ──┘
+//!                                                         └── requests come, pages go: urgent ones first ──┘
 //! ```
 //!
 //! Nothing writes RAM meanwhile: the guest and its devices stand still here. A window is sent once, unless the target
@@ -15,13 +15,13 @@ use wideleaf_memory::GuestRam;
 use wideleaf_memory::save::{LeftPages, SaveSink, read_pages};
 use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 
-use super::frames::{Kind, MISSING_WINDOWS_MAX, Malformed, PagesHead, Wish};
-use super::link::{Limit, Lost, Receiver};
+use super::frames::{Kind, MISSING_WINDOWS_MAX, Malformed, PageRequest, PagesHead};
+use super::link::{Limit, LinkError, Receiver};
 
 /// Fewest missing pages for which a window on a huge page is sent whole: its pages then come onto one huge page again,
 /// at the cost of those that the target had.
 const PAGES_FOR_WHOLE: u16 = 256;
-/// Most wishes that wait. The target has a thread or two for touches, and asks for a few windows in advance.
+/// Most requests that wait. The target has a thread or two for touches, and asks for a few windows in advance.
 const WISHES_MAX: usize = 1024;
 
 /// Pages that the target may need, by window.
@@ -91,13 +91,13 @@ impl<'a> Serving<'a> {
     /// window.
     ///
     /// # Errors
-    /// [`Lost`].
+    /// [`LinkError`].
     pub fn until_other(
         &mut self,
         receiver: &Mutex<Receiver>,
         limit: &Limit<'_>,
         on_sent: &dyn Fn(u16),
-    ) -> Result<Kind, Lost> {
+    ) -> Result<Kind, LinkError> {
         let mut content = Vec::new();
         loop {
             if let Some(window) = self.urgent.pop_front() {
@@ -111,13 +111,13 @@ impl<'a> Serving<'a> {
                 continue;
             }
             match receiver.lock().next(&mut content, limit)? {
-                Kind::Wish => self.wish(Wish::decode(&content)?)?,
+                Kind::PageRequest => self.request(PageRequest::decode(&content)?)?,
                 other => return Ok(other),
             }
         }
     }
 
-    fn wish(&mut self, Wish { window, is_urgent, is_again }: Wish) -> Result<(), Lost> {
+    fn request(&mut self, PageRequest { window, is_urgent, is_again }: PageRequest) -> Result<(), LinkError> {
         if !self.missing.contains_key(&window) {
             return Err(Malformed::Outside(window).into());
         }
@@ -140,7 +140,7 @@ impl<'a> Serving<'a> {
         Ok(())
     }
 
-    fn send(&mut self, window: WindowIndex) -> Result<u16, Lost> {
+    fn send(&mut self, window: WindowIndex) -> Result<u16, LinkError> {
         let pages = self.missing[&window];
         read_pages(self.ram, window, pages, &mut self.buffer);
         self.sink.write(window, &pages, &self.buffer).map_err(lost_of)?;
@@ -150,10 +150,10 @@ impl<'a> Serving<'a> {
 }
 
 /// The sink's error: a lost connection, in general.
-fn lost_of(error: std::io::Error) -> Lost {
-    match error.downcast::<Lost>() {
+fn lost_of(error: std::io::Error) -> LinkError {
+    match error.downcast::<LinkError>() {
         Ok(lost) => lost,
-        Err(error) => Lost::Io(error),
+        Err(error) => LinkError::Io(error),
     }
 }
 
@@ -173,9 +173,9 @@ mod tests {
     const PATIENT: Limit<'_> = Limit { silence: Duration::from_secs(60), until: None, keep_on: &|| true };
 
     #[derive(Default)]
-    struct Kept(Mutex<Vec<(u64, u16, u64)>>);
+    struct RecordedPages(Mutex<Vec<(u64, u16, u64)>>);
 
-    impl SaveSink for Kept {
+    impl SaveSink for RecordedPages {
         fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> std::io::Result<()> {
             let first = usize::from(pages.iter().next().expect("a window has some")) * 4096;
             let word = u64::from_ne_bytes(data[first..first + 8].try_into().expect("eight bytes"));
@@ -210,18 +210,18 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let (mut sender, receiver) = (Sender::new(ours.into()), Mutex::new(Receiver::new(theirs.into())));
         for (window, is_urgent) in [(0, false), (1, false), (2, false), (3, true), (2, true)] {
-            let wish = Wish { window: WindowIndex::new(window), is_urgent, is_again: false };
-            sender.send(Kind::Wish, &[&wish.encode()], &PATIENT).expect("there is room");
+            let request = PageRequest { window: WindowIndex::new(window), is_urgent, is_again: false };
+            sender.send(Kind::PageRequest, &[&request.encode()], &PATIENT).expect("there is room");
         }
         sender.send(Kind::Complete, &[], &PATIENT).expect("there is room");
-        let sink = Kept::default();
+        let sink = RecordedPages::default();
         let heads = heads(&[left(0, 1), left(1, 2), left(2, 3), left(3, 4)], |_| false, |_| 0);
         let mut serving = Serving::new(&ram, &sink, missing_of(&heads));
         let kind = serving.until_other(&receiver, &PATIENT, &|_| ()).expect("all is sent");
         assert_eq!(kind, Kind::Complete);
         assert_eq!(*sink.0.lock(), [(3, 4, 13), (2, 3, 12)], "those for which a thread waits");
         drop(sender);
-        assert!(matches!(serving.until_other(&receiver, &PATIENT, &|_| ()), Err(Lost::Closed)));
+        assert!(matches!(serving.until_other(&receiver, &PATIENT, &|_| ()), Err(LinkError::Closed)));
     }
 
     #[test]
@@ -229,9 +229,9 @@ mod tests {
         let range = GpaRange::new(Gpa::new(0), mib(8)).expect("it fits");
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
         let ram = GuestRam::map(&[range], backing).expect("8 MiB can be mapped");
-        let sink = Kept::default();
+        let sink = RecordedPages::default();
         let mut serving = Serving::new(&ram, &sink, missing_of(&heads(&[left(0, 1)], |_| false, |_| 0)));
-        let wish = Wish { window: WindowIndex::new(1), is_urgent: true, is_again: false };
-        assert!(matches!(serving.wish(wish), Err(Lost::Malformed(Malformed::Outside(_)))));
+        let request = PageRequest { window: WindowIndex::new(1), is_urgent: true, is_again: false };
+        assert!(matches!(serving.request(request), Err(LinkError::Malformed(Malformed::Outside(_)))));
     }
 }

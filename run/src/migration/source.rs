@@ -15,11 +15,11 @@ use wideleaf_memory::{BackingKind, SecondLevel as _};
 use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 use wideleaf_vmm::devices::virtio::block::DiskError;
 
-use super::address::Passed;
-use super::doubt::{Departed, Doubt, Kept};
+use super::address::PassedConnection;
+use super::doubt::{Departed, Doubt, UnfinishedMigration};
 use super::frames::{Kind, Malformed};
-use super::handover::{AtSource, Guest, Source};
-use super::link::{Limit, Lost};
+use super::handover::{Guest, Source, SourceEvent};
+use super::link::{Limit, LinkError};
 use super::recovering::{broken, leave, new_id};
 use super::serving::{self, Missing, Serving, missing_of};
 use super::wire::{Sink, Wire};
@@ -95,7 +95,7 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
     let to = job.to.clone();
     let cannot = |why: &str| format!("cannot migrate the VM to {to}: {why}");
     job.post_copy.map_or(Ok(()), |_| check_post_copy(&parts.spec)).map_err(|why| cannot(&why))?;
-    let Passed { ends, client } = Passed::of(job.files).map_err(cannot)?;
+    let PassedConnection { ends, client } = PassedConnection::of(job.files).map_err(cannot)?;
     let keep_on = || !shared.is_ending() && !has_gone(&client) && parts.why_over().is_none();
     let session = parts.session.upgrade().ok_or_else(|| cannot("it has ended"))?;
     let accesses = SavedAccesses::of(session.live().as_deref());
@@ -259,7 +259,7 @@ impl Departure<'_> {
         Ok(self.end(switched, &report, before, huge))
     }
 
-    fn greet(&self) -> Result<(), Lost> {
+    fn greet(&self) -> Result<(), LinkError> {
         let wideleaf = env!("CARGO_PKG_VERSION").to_owned();
         let hello = Hello { wideleaf, spec: self.spec(), may_post_copy: self.post_copy.is_some(), id: self.id.clone() };
         let text = serde_json::to_vec(&hello).map_err(io::Error::other)?;
@@ -292,7 +292,7 @@ impl Departure<'_> {
             handed_over = unless_it_panics(|| self.serve(serving, &mut turn));
         }
         if handed_over.is_err() && turn != Source::TakingBack {
-            turn = turn.after(AtSource::Lost);
+            turn = turn.after(SourceEvent::Lost);
         }
         let why = handed_over.err().unwrap_or_default();
         let missing = serving.filter(|_| matches!(turn, Source::Broken | Source::InDoubt)).map(Serving::into_missing);
@@ -300,7 +300,7 @@ impl Departure<'_> {
         if turn == Source::TakingBack {
             self.call_off(&why);
             no_disks = self.take_back().err();
-            turn = turn.after(if no_disks.is_none() { AtSource::TakenBack } else { AtSource::Lost });
+            turn = turn.after(if no_disks.is_none() { SourceEvent::TakenBack } else { SourceEvent::Lost });
         }
         match turn.guest() {
             Guest::Here => {
@@ -365,18 +365,18 @@ impl Departure<'_> {
             return Err("it was paused meanwhile; resume it first".to_owned());
         }
         // All writes are durable since the devices rest.
-        *turn = turn.after(AtSource::GivingUp);
+        *turn = turn.after(SourceEvent::GivingUp);
         self.parts.disks.give_up().map_err(|error| error.to_string())?;
         let sent = self.wire.sender.lock().send(Kind::Machine, &[&text], &limit);
         sent.map_err(lost)?;
         pause.sent = Some(pause.began.elapsed());
         *self.pause.lock() = Some(pause);
-        *turn = turn.after(AtSource::AllSent);
+        *turn = turn.after(SourceEvent::AllSent);
         self.expect(Kind::Ready, serving, &limit).map_err(lost)?;
         if !(self.keep_on)() {
-            return Err(self.reason(Lost::Cancelled));
+            return Err(self.reason(LinkError::Cancelled));
         }
-        *turn = turn.after(AtSource::Ready);
+        *turn = turn.after(SourceEvent::Ready);
         // From here on nothing cancels it: the target decides.
         self.is_past_go.store(true, Ordering::Relaxed);
         let limit = Limit { silence: RUNNING_WAIT_MAX, until: None, keep_on: &|| true };
@@ -385,14 +385,14 @@ impl Departure<'_> {
         if let Err(lost) = sent {
             // The target may have said why before it ended.
             let has_left = self.wire.sent() != before;
-            *turn = turn.after(if has_left { AtSource::Lost } else { AtSource::NoGo });
+            *turn = turn.after(if has_left { SourceEvent::Lost } else { SourceEvent::NoGo });
             return Err(self.reason(lost));
         }
         match self.expect(Kind::Running, serving, &limit) {
-            Ok(()) if serving.is_some() => *turn = turn.after(AtSource::RunningPartly),
-            Ok(()) => *turn = turn.after(AtSource::Running),
-            Err(Lost::Refused(why)) => {
-                *turn = turn.after(AtSource::NeverRan);
+            Ok(()) if serving.is_some() => *turn = turn.after(SourceEvent::RunningPartly),
+            Ok(()) => *turn = turn.after(SourceEvent::Running),
+            Err(LinkError::Refused(why)) => {
+                *turn = turn.after(SourceEvent::NeverRan);
                 return Err(format!("the target says: {why}"));
             }
             Err(lost) => return Err(lost.to_string()),
@@ -417,7 +417,7 @@ impl Departure<'_> {
     }
 
     /// Waits for a message; meanwhile sends the pages that the target asks for.
-    fn expect(&self, kind: Kind, serving: &mut Option<Serving<'_>>, limit: &Limit<'_>) -> Result<(), Lost> {
+    fn expect(&self, kind: Kind, serving: &mut Option<Serving<'_>>, limit: &Limit<'_>) -> Result<(), LinkError> {
         let found = match serving {
             Some(serving) => serving.until_other(&self.wire.receiver, limit, &|_| ())?,
             None => self.wire.receiver.lock().next(&mut Vec::new(), limit)?,
@@ -429,7 +429,7 @@ impl Departure<'_> {
     fn serve(&self, serving: &mut Serving<'_>, turn: &mut Source) -> Result<(), String> {
         *self.shared.serves.lock() = Some(self.to.to_owned());
         let served = self.wire.serve(serving, self.shared, &self.limit());
-        *turn = turn.after(if served.is_ok() { AtSource::Complete } else { AtSource::Lost });
+        *turn = turn.after(if served.is_ok() { SourceEvent::Complete } else { SourceEvent::Lost });
         served.map_err(|lost| self.reason(lost))
     }
 
@@ -468,32 +468,35 @@ impl Departure<'_> {
                     switched.missing.as_ref().map_or("", |_| "; if it waits there for pages, `recover` continues it")
                 ),
             };
-            let kept = switched.missing.map(|missing| Kept { turn: switched.turn, departed, missing, huge });
+            let kept =
+                switched.missing.map(|missing| UnfinishedMigration { turn: switched.turn, departed, missing, huge });
             return End::InDoubt(Doubt { why, kept });
         }
         End::Left(leave(&departed, self.to, &self.wire))
     }
 
-    fn reason(&self, lost: Lost) -> String {
+    fn reason(&self, lost: LinkError) -> String {
         let pause = *self.pause.lock();
         match (lost, self.parts.why_over(), pause) {
-            (Lost::Cancelled, Some(why), _) => why.to_owned(),
-            (Lost::Late, _, Some(pause)) => pause.why_over(),
+            (LinkError::Cancelled, Some(why), _) => why.to_owned(),
+            (LinkError::Late, _, Some(pause)) => pause.why_over(),
             (lost, ..) => self.wire.why(lost, self.shared),
         }
     }
 
     fn reason_of(&self, error: &SaveError) -> String {
         match error {
-            SaveError::Cancelled if (self.keep_on)() => self.reason(Lost::Closed),
+            SaveError::Cancelled if (self.keep_on)() => self.reason(LinkError::Closed),
             SaveError::Cancelled if self.shared.is_ending() => "it ends".to_owned(),
-            SaveError::Cancelled => self.reason(Lost::Cancelled),
-            SaveError::Sink { source, .. } => match source.get_ref().and_then(|inner| inner.downcast_ref::<Lost>()) {
-                Some(Lost::Cancelled) => self.reason(Lost::Cancelled),
-                Some(Lost::Late) => self.reason(Lost::Late),
-                Some(Lost::Closed | Lost::Io(_)) => self.reason(Lost::Closed),
-                _ => source.to_string(),
-            },
+            SaveError::Cancelled => self.reason(LinkError::Cancelled),
+            SaveError::Sink { source, .. } => {
+                match source.get_ref().and_then(|inner| inner.downcast_ref::<LinkError>()) {
+                    Some(LinkError::Cancelled) => self.reason(LinkError::Cancelled),
+                    Some(LinkError::Late) => self.reason(LinkError::Late),
+                    Some(LinkError::Closed | LinkError::Io(_)) => self.reason(LinkError::Closed),
+                    _ => source.to_string(),
+                }
+            }
             SaveError::State(why) => why.to_string(),
             error => error.to_string(),
         }

@@ -24,11 +24,11 @@ use wideleaf_memory::{GuestRam, Host};
 use wideleaf_policies::{PolicyChoice, WindowIndex};
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 
-use super::address::{Address, Ends};
+use super::address::{Address, ConnectionEnds};
 use super::completing::Completing;
 use super::frames::{self, Kind, Malformed, PagesHead};
-use super::handover::{AtTarget, Guest, Target};
-use super::link::{Limit, Lost, Receiver, Sender};
+use super::handover::{Guest, Target, TargetEvent};
+use super::link::{Limit, LinkError, Receiver, Sender};
 use super::offer::Offer;
 use super::placing::Placing;
 use super::remote_ram::{NOTHING_MISSING, RemoteRam};
@@ -85,7 +85,7 @@ impl Incoming {
         let silence = if listening.has_others() { HELLO_SILENCE_MAX } else { SILENCE_MAX };
         let limit = Limit { silence, until: None, keep_on: &|| !interrupts.is_set() };
         loop {
-            let (Ends { reader, writer }, from) = listening.accept(interrupts)?;
+            let (ConnectionEnds { reader, writer }, from) = listening.accept(interrupts)?;
             let (mut sender, mut receiver) = (Sender::new(writer), Receiver::new(reader));
             let mut content = Vec::new();
             let greeted = match sender.greet(&limit).and_then(|()| receiver.greeted(&limit)) {
@@ -142,7 +142,7 @@ impl Incoming {
         self.check_post_copy(ram, policy)?;
         let link = &mut *self.lock();
         let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &|| !interrupts.is_set() };
-        let lost = |lost: Lost| failure(&self.from, &lost);
+        let lost = |lost: LinkError| failure(&self.from, &lost);
         self.send(Kind::Welcome, &[], &limit).map_err(lost)?;
         let mut placing = Placing::new(ram, host);
         let mut named = BTreeSet::new();
@@ -174,7 +174,7 @@ impl Incoming {
     pub fn take_disks(&self, disks: &DiskLocks) -> Result<(), Failure> {
         disks.take().map_err(|error| failure_at_host(&self.from, &error))?;
         let link = &mut *self.lock();
-        link.turn = link.turn.after(AtTarget::Locked);
+        link.turn = link.turn.after(TargetEvent::Locked);
         Ok(())
     }
 
@@ -237,7 +237,7 @@ impl Incoming {
         let limit = Limit { silence: FIGURES_WAIT_MAX, until, keep_on: &|| true };
         {
             let link = &mut *self.lock();
-            link.turn = link.turn.after(AtTarget::AllHere);
+            link.turn = link.turn.after(TargetEvent::AllHere);
         }
         let told = self.send(Kind::Complete, &[], &limit).and_then(|()| {
             completing.wait_for_huge_pages();
@@ -311,10 +311,10 @@ impl Incoming {
             return;
         }
         if has_failed {
-            link.turn = link.turn.after(AtTarget::Lost);
+            link.turn = link.turn.after(TargetEvent::Lost);
             return;
         }
-        link.turn = link.turn.after(AtTarget::AllHere);
+        link.turn = link.turn.after(TargetEvent::AllHere);
         let limit = Limit { silence: Duration::from_secs(1), until: None, keep_on: &|| true };
         // RAM is about to go: what was on large pages is known of the switch alone.
         let ArrivedReport { huge_bytes, base_bytes, post_copy, .. } = link.report.clone();
@@ -325,11 +325,11 @@ impl Incoming {
         }
     }
 
-    fn send(&self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
+    fn send(&self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), LinkError> {
         self.sender.lock().send(kind, parts, limit)
     }
 
-    fn send_figures(&self, arrived: &Arrived, limit: &Limit<'_>) -> Result<(), Lost> {
+    fn send_figures(&self, arrived: &Arrived, limit: &Limit<'_>) -> Result<(), LinkError> {
         let text = serde_json::to_vec(arrived).map_err(std::io::Error::other)?;
         self.send(Kind::Arrived, &[&text], limit)
     }
@@ -347,20 +347,20 @@ impl Incoming {
         let link = &mut *self.lock();
         let is_over = || interrupts.is_set() || guest.machine().control().is_stopping();
         let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &|| !is_over() };
-        link.turn = link.turn.after(AtTarget::Built);
+        link.turn = link.turn.after(TargetEvent::Built);
         let completing = self.completing.get();
         let go = self.send(Kind::Ready, &[], &limit).and_then(|()| match (completing, &mut link.receiver) {
             (Some(completing), _) => completing.remote().expect_go(&limit),
             (None, Some(receiver)) => receiver.expect(Kind::Go, &mut Vec::new(), &limit),
-            (None, None) => Err(Lost::Closed),
+            (None, None) => Err(LinkError::Closed),
         });
         // A stop that came with `go` counts: the guest has not run.
-        let go = go.and_then(|()| if is_over() { Err(Lost::Cancelled) } else { Ok(()) });
+        let go = go.and_then(|()| if is_over() { Err(LinkError::Cancelled) } else { Ok(()) });
         if let Err(lost) = go {
-            link.turn = link.turn.after(AtTarget::Lost);
+            link.turn = link.turn.after(TargetEvent::Lost);
             return Err(failure(&self.from, &lost));
         }
-        let event = if completing.is_some() { AtTarget::GoPartly } else { AtTarget::Go };
+        let event = if completing.is_some() { TargetEvent::GoPartly } else { TargetEvent::Go };
         debug_assert_eq!(link.turn.after(event).guest(), Guest::Here);
         guest.release().map_err(|error| Failure::Host(format!("cannot let the VM run: {error}")))?;
         link.turn = link.turn.after(event);
@@ -426,8 +426,8 @@ impl Incoming {
 
 /// Whether a connection was lost before it said which VM comes, as those of other programs are, and those of a client
 /// that was refused.
-fn is_of_no_source(lost: &Lost) -> bool {
-    matches!(lost, Lost::Closed | Lost::Io(_) | Lost::Silent(_) | Lost::Malformed(Malformed::Magic))
+fn is_of_no_source(lost: &LinkError) -> bool {
+    matches!(lost, LinkError::Closed | LinkError::Io(_) | LinkError::Silent(_) | LinkError::Malformed(Malformed::Magic))
 }
 
 /// Notes windows with missing pages. Each is named once, so that RAM bounds their number.
@@ -435,12 +435,12 @@ fn name(named: &mut BTreeSet<WindowIndex>, heads: Vec<PagesHead>) -> Result<Vec<
     if heads.iter().all(|head| named.insert(head.window)) { Ok(heads) } else { Err(Malformed::Pages) }
 }
 
-fn failure(from: &str, lost: &Lost) -> Failure {
+fn failure(from: &str, lost: &LinkError) -> Failure {
     match lost {
-        Lost::Cancelled => Failure::Interrupted,
-        Lost::Malformed(_) => Failure::Input(failure_text(from, lost)),
+        LinkError::Cancelled => Failure::Interrupted,
+        LinkError::Malformed(_) => Failure::Input(failure_text(from, lost)),
         // The source says why its VM stays there.
-        Lost::Refused(why) => failure_at_host(from, why),
+        LinkError::Refused(why) => failure_at_host(from, why),
         _ => failure_at_host(from, lost),
     }
 }

@@ -11,9 +11,9 @@ use wideleaf_policies::{PageSet, WindowIndex};
 use wideleaf_snapshot::is_zero;
 
 use super::Arrived;
-use super::address::Ends;
+use super::address::ConnectionEnds;
 use super::frames::{self, Kind, Malformed, PAGE_BYTES, PagesHead};
-use super::link::{Limit, Lost, Receiver, Sender};
+use super::link::{Limit, LinkError, Receiver, Sender};
 use super::serving::Serving;
 use crate::report::Left;
 use crate::snapshot::parts::Shared;
@@ -33,15 +33,15 @@ pub struct Wire {
 
 impl Wire {
     /// Over these ends.
-    pub fn new(Ends { reader, writer }: Ends) -> Wire {
+    pub fn new(ConnectionEnds { reader, writer }: ConnectionEnds) -> Wire {
         Wire { sender: Mutex::new(Sender::new(writer)), receiver: Mutex::new(Receiver::new(reader)) }
     }
 
     /// Begins with a message of this kind, and waits until the target welcomes it.
     ///
     /// # Errors
-    /// [`Lost`].
-    pub fn greet(&self, kind: Kind, content: &[u8], limit: &Limit<'_>) -> Result<(), Lost> {
+    /// [`LinkError`].
+    pub fn greet(&self, kind: Kind, content: &[u8], limit: &Limit<'_>) -> Result<(), LinkError> {
         let (mut sender, mut receiver) = (self.sender.lock(), self.receiver.lock());
         sender.greet(limit)?;
         sender.send(kind, &[content], limit)?;
@@ -57,8 +57,8 @@ impl Wire {
     /// Sends the missing pages until the target has all, or its guest has ended.
     ///
     /// # Errors
-    /// [`Lost`].
-    pub fn serve(&self, serving: &mut Serving<'_>, shared: &Shared, limit: &Limit<'_>) -> Result<(), Lost> {
+    /// [`LinkError`].
+    pub fn serve(&self, serving: &mut Serving<'_>, shared: &Shared, limit: &Limit<'_>) -> Result<(), LinkError> {
         let (sent, of) = (AtomicU64::new(0), serving.pages());
         // A round after all others.
         let round = shared.progress.lock().map_or(1, |view| view.round + 1);
@@ -84,21 +84,21 @@ impl Wire {
     }
 
     /// Reason of a loss: the target's own words, if it had some before the connection ended.
-    pub fn why(&self, lost: Lost, shared: &Shared) -> String {
+    pub fn why(&self, lost: LinkError, shared: &Shared) -> String {
         match self.last_words(lost) {
-            Lost::Cancelled if shared.is_replaced() => "another connection took the place of this one".to_owned(),
+            LinkError::Cancelled if shared.is_replaced() => "another connection took the place of this one".to_owned(),
             lost => lost.to_string(),
         }
     }
 
-    fn last_words(&self, lost: Lost) -> Lost {
-        if !matches!(lost, Lost::Closed | Lost::Io(_)) {
+    fn last_words(&self, lost: LinkError) -> LinkError {
+        if !matches!(lost, LinkError::Closed | LinkError::Io(_)) {
             return lost;
         }
         let until = Some(Instant::now() + LAST_WORDS_WAIT_MAX);
         let limit = Limit { silence: LAST_WORDS_WAIT_MAX, until, keep_on: &|| true };
         let said = self.receiver.lock().next(&mut Vec::new(), &limit);
-        said.err().filter(|lost| matches!(lost, Lost::Refused(_))).unwrap_or(lost)
+        said.err().filter(|lost| matches!(lost, LinkError::Refused(_))).unwrap_or(lost)
     }
 }
 

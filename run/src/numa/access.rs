@@ -12,7 +12,7 @@ use wideleaf_vmm::cells::{Access, GuestCell, LATENCY_NS_MAX};
 use crate::spec::numa::{CellSpec, Figures};
 
 /// Figures of the host from the vCPUs of one cell to the memory of another, if its kernel tells them.
-pub(super) type OfHost<'a> = &'a dyn Fn(usize, usize) -> Option<NodeAccess>;
+pub(super) type HostFigures<'a> = &'a dyn Fn(usize, usize) -> Option<NodeAccess>;
 
 /// A kind of figures.
 struct Kind {
@@ -76,7 +76,7 @@ pub(super) fn check(cells: &[CellSpec], guest: &[GuestCell]) -> Result<(), Strin
 ///
 /// # Errors
 /// The first cell that asks for the host's and gets none of them; all others have theirs.
-pub(super) fn fill(cells: &[CellSpec], guest: &mut [GuestCell], host: OfHost<'_>) -> Result<(), String> {
+pub(super) fn fill(cells: &[CellSpec], guest: &mut [GuestCell], host: HostFigures<'_>) -> Result<(), String> {
     let mut filled = Ok(());
     for kind in &KINDS {
         for from in 0..cells.len() {
@@ -105,7 +105,7 @@ pub(super) fn fill(cells: &[CellSpec], guest: &mut [GuestCell], host: OfHost<'_>
 }
 
 /// Figures of reads and writes from the vCPUs of one cell to the memory of another.
-fn figure(kind: &Kind, cells: &[CellSpec], host: OfHost<'_>, from: usize, to: usize) -> Option<[u32; 2]> {
+fn figure(kind: &Kind, cells: &[CellSpec], host: HostFigures<'_>, from: usize, to: usize) -> Option<[u32; 2]> {
     let written = |from: usize, to: usize| match (kind.of)(&cells[from])? {
         Figures::Host => None,
         Figures::Cells(list) => list.iter().find(|(other, _)| usize::from(*other) == to).map(|(_, figure)| *figure),

@@ -1,3 +1,5 @@
+//! Plans for a host with two nodes, of which the files are in a temporary folder: this machine is not asked.
+
 use super::*;
 
 use wideleaf_policies::units::{gib, mib};

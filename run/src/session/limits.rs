@@ -41,7 +41,7 @@ pub(super) const TEXT_MAX: usize = 512;
 const MARKS_MAX: usize = 512;
 
 /// Most samples that lines may cause at once.
-const LOOKS_MAX: u32 = 64;
+const SAMPLES_MAX: u32 = 64;
 
 /// Time after which one more sample is allowed: a sample of the access sensor takes less.
 const LOOK_EARNED_EVERY: Duration = Duration::from_secs(1);
@@ -51,9 +51,9 @@ const CALL_EVERY: Duration = Duration::from_millis(100);
 
 /// Number of messages that were not kept, by kind.
 #[derive(Debug, Default)]
-pub(super) struct Cut(BTreeMap<&'static str, u64>);
+pub(super) struct DroppedMessages(BTreeMap<&'static str, u64>);
 
-impl Cut {
+impl DroppedMessages {
     pub(super) fn count(&mut self, what: &'static str, times: u64) {
         if times > 0 {
             *self.0.entry(what).or_default() += times;
@@ -126,23 +126,23 @@ impl Marks {
 
 /// Number of samples that lines may cause now.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(super) struct SampleAllowance {
     left: u32,
     earned_at: Moment,
     called_at: Option<Moment>,
 }
 
-impl Looks {
-    pub(super) fn new(now: Moment) -> Looks {
-        Looks { left: LOOKS_MAX, earned_at: now, called_at: None }
+impl SampleAllowance {
+    pub(super) fn new(now: Moment) -> SampleAllowance {
+        SampleAllowance { left: SAMPLES_MAX, earned_at: now, called_at: None }
     }
 
     /// Whether another sample is allowed now.
     pub(super) fn take(&mut self, now: Moment) -> bool {
         let earned =
-            (now.since(self.earned_at).as_nanos() / LOOK_EARNED_EVERY.as_nanos()).min(u128::from(LOOKS_MAX)) as u32;
+            (now.since(self.earned_at).as_nanos() / LOOK_EARNED_EVERY.as_nanos()).min(u128::from(SAMPLES_MAX)) as u32;
         if earned > 0 {
-            (self.left, self.earned_at) = ((self.left + earned).min(LOOKS_MAX), now);
+            (self.left, self.earned_at) = ((self.left + earned).min(SAMPLES_MAX), now);
         }
         let may = self.left > 0;
         self.left -= u32::from(may);
@@ -197,10 +197,10 @@ mod tests {
     #[test]
     fn lines_cause_64_samples_at_once_and_then_one_a_second() {
         let at = |ms: u64| Moment::after_start(Duration::from_millis(ms));
-        let mut looks = Looks::new(at(0));
-        assert_eq!((0..1_000_000).filter(|_| looks.take(at(10))).count(), 64);
+        let mut allowance = SampleAllowance::new(at(0));
+        assert_eq!((0..1_000_000).filter(|_| allowance.take(at(10))).count(), 64);
         // Requested every millisecond for a minute.
-        assert_eq!((10..60_010).filter(|ms| looks.take(at(*ms))).count(), 60);
-        assert_eq!((0..1000).filter(|_| looks.take(at(3_600_000))).count(), 64, "the saved number is limited");
+        assert_eq!((10..60_010).filter(|ms| allowance.take(at(*ms))).count(), 60);
+        assert_eq!((0..1000).filter(|_| allowance.take(at(3_600_000))).count(), 64, "the saved number is limited");
     }
 }

@@ -103,7 +103,7 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Opens the file, and makes an empty one where there is none. Its content stays until the end of the run.
+    /// Opens the file, and makes an empty one if it is missing. Its content stays until the end of the run.
     pub fn open(folder: &Path, snapshot: &Opened) -> Result<Recording, Failure> {
         let path = folder.join(TOUCHES_FILE);
         let file = Recording::open_file(&path).map_err(|error| {

@@ -24,7 +24,7 @@ pub(super) trait Scalar: Sized {
     /// The form of this value.
     fn form(&self) -> Self::Form;
 
-    /// The value of this form, or the reason why there is none.
+    /// The value of this form, or the reason why the form is invalid.
     fn of(form: Self::Form) -> Result<Self, String>;
 }
 

@@ -34,7 +34,7 @@ impl LinePort {
         LinePort { serial, memory, has_warned: false }
     }
 
-    /// Gives out the piece at this address; `None` if there is none.
+    /// Gives out the piece at this address; `None` if no piece is there.
     fn take(&self, address: u32) -> Option<()> {
         let address = u64::from(address);
         // A vCPU's thread reads like the vCPU itself, so it does not wait at the devices' gate.

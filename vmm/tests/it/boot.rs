@@ -359,25 +359,25 @@ fn a_sink_may_pause_the_vm_and_read_its_counters() {
     }
     let config = VmConfig::new(options(&[print("now\n"), exit(0)].concat()), &HostLimits::none()).unwrap();
     let ram = GuestRam::map(&config.ram_layout(), config.backing()).unwrap();
-    let door: Arc<Mutex<Option<Arc<dyn SecondLevel>>>> = Arc::default();
+    let second_level: Arc<Mutex<Option<Arc<dyn SecondLevel>>>> = Arc::default();
     let seen = Arc::new(Mutex::new(None));
-    let (sink_door, sink_seen) = (Arc::clone(&door), Arc::clone(&seen));
-    let held = door.lock();
+    let (of_sink, sink_seen) = (Arc::clone(&second_level), Arc::clone(&seen));
+    // The sink waits for the machine's second level, which exists once the machine has started.
+    let mut unset = second_level.lock();
     let machine = Machine::start(
         &config,
         ram,
         Box::new(move |_| {
-            let door = sink_door.lock();
-            let second_level = door.as_ref().expect("it was set before the lock was released");
+            let second_level = of_sink.lock();
+            let second_level = second_level.as_ref().expect("it was set before the lock was released");
             second_level.pause().unwrap();
             *sink_seen.lock() = Some(second_level.mapping_stats().unwrap());
             second_level.resume().unwrap();
         }),
     )
     .unwrap();
-    let mut held = held;
-    *held = Some(machine.second_level());
-    drop(held);
+    *unset = Some(machine.second_level());
+    drop(unset);
     assert_eq!(machine.wait(WaitLimits { timeout: Some(WAIT_MAX), stop: None }), GuestExit::ExitPort(0));
     let stats = seen.lock().expect("the sink ran");
     assert!(stats.pages_4k + stats.pages_2m > 0, "{stats:?}");

@@ -98,7 +98,8 @@ impl Catalogued for A64fx {
     }
 
     fn lead(&self, results: &Results) -> Vec<String> {
-        let of_ratios = in_sentence("Otherwise than the published ratios", &judged(results), |near| near == Near::Not);
+        let of_ratios =
+            in_sentence("Otherwise than the published ratios", &judged(results), |near| near == Closeness::Not);
         let otherwise = [changed(results).otherwise(), of_ratios, more_misses(results)];
         versus_published::lead(results, otherwise.into_iter().flatten().collect())
     }
@@ -136,7 +137,7 @@ const NEAR_FACTOR: f64 = 2.0;
 
 /// Relation of a ratio of ours to the published ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Near {
+enum Closeness {
     /// A simulated count within a factor of [`NEAR_FACTOR`], cycles or times within 2 %.
     Yes,
     /// All of the interval is farther away.
@@ -145,24 +146,24 @@ enum Near {
     NotDecided,
 }
 
-impl Near {
+impl Closeness {
     /// Relation to the lower and the higher of both published ratios.
-    fn of(here: Interval, [least, most]: [f64; 2], is_cycles: bool) -> Near {
+    fn of(here: Interval, [least, most]: [f64; 2], is_cycles: bool) -> Closeness {
         let [from, to] = match is_cycles {
             true => [least - Equivalence::MARGIN, most + Equivalence::MARGIN],
             false => [least / NEAR_FACTOR, most * NEAR_FACTOR],
         };
         match here {
-            Interval { low, high, .. } if low >= from && high <= to => Near::Yes,
-            Interval { low, high, .. } if high < from || low > to => Near::Not,
-            _ => Near::NotDecided,
+            Interval { low, high, .. } if low >= from && high <= to => Closeness::Yes,
+            Interval { low, high, .. } if high < from || low > to => Closeness::Not,
+            _ => Closeness::NotDecided,
         }
     }
 }
 
 /// A ratio of ours beside the published ones.
 struct Judged {
-    near: Near,
+    near: Closeness,
     /// Size, quantity, both published ratios, and ours.
     row: [String; 5],
 }
@@ -189,7 +190,7 @@ fn judged(results: &Results) -> Vec<Judged> {
         ] {
             let (Some((here, is_known)), Some(ratios)) = (here, a64fx::ratios_of(counter)) else { continue };
             let [gcc, fujitsu] = problem.of(ratios);
-            let near = Near::of(here, [gcc.min(fujitsu), gcc.max(fujitsu)], counter == "CPU_CYCLES");
+            let near = Closeness::of(here, [gcc.min(fujitsu), gcc.max(fujitsu)], counter == "CPU_CYCLES");
             let text = match here {
                 Interval { median, low, high } if low < high => {
                     format!("{} ({} - {})", ratio_cell(median), ratio_cell(low), ratio_cell(high))
@@ -198,7 +199,7 @@ fn judged(results: &Results) -> Vec<Judged> {
             };
             let [gcc, fujitsu] = [gcc, fujitsu].map(ratio_cell);
             all.push(Judged {
-                near: if is_known { near } else { Near::NotDecided },
+                near: if is_known { near } else { Closeness::NotDecided },
                 row: [(*name).into(), quantity.into(), gcc, fujitsu, text],
             });
         }
@@ -206,7 +207,7 @@ fn judged(results: &Results) -> Vec<Judged> {
     all
 }
 
-fn in_sentence(what: &str, all: &[Judged], is_it: impl Fn(Near) -> bool) -> Option<String> {
+fn in_sentence(what: &str, all: &[Judged], is_it: impl Fn(Closeness) -> bool) -> Option<String> {
     let text = |Judged { row: [name, quantity, gcc, fujitsu, here], .. }: &Judged| {
         format!("{name}, {quantity} ({gcc} and {fujitsu} published, {here} here)")
     };
@@ -225,9 +226,9 @@ fn beside(results: &Results) -> Section {
     };
     let told = [
         in_sentence("As published, counts within a factor of two, cycles and times within 2 %", &all, |near| {
-            near == Near::Yes
+            near == Closeness::Yes
         }),
-        in_sentence("Not decided, as the interval reaches beyond 2 %", &all, |near| near == Near::NotDecided),
+        in_sentence("Not decided, as the interval reaches beyond 2 %", &all, |near| near == Closeness::NotDecided),
         all.is_empty().then(|| "Nothing was measured or simulated yet.".to_owned()),
     ];
     Section {
@@ -279,15 +280,15 @@ fn time(results: &Results) -> Section {
 
 /// Result of the negative control on this machine: sizes and pages by what their intervals show.
 #[derive(Default)]
-struct Changed {
+struct NegativeControl {
     changed: Vec<String>,
     same: Vec<String>,
     open: Vec<String>,
     unknown: Vec<String>,
 }
 
-fn changed(results: &Results) -> Changed {
-    let mut all = Changed::default();
+fn changed(results: &Results) -> NegativeControl {
+    let mut all = NegativeControl::default();
     for Row { name, .. } in &ROWS {
         for (arm, _) in &ARMS[1..3] {
             let Some(ours) = times(results, name, arm, ARMS[0].0) else { continue };
@@ -304,7 +305,7 @@ fn changed(results: &Results) -> Changed {
     all
 }
 
-impl Changed {
+impl NegativeControl {
     /// Where the control fails, in a sentence.
     fn otherwise(&self) -> Option<String> {
         let what = "The negative control fails here: time changed (in the published runs by at most 10 %, up or down)";

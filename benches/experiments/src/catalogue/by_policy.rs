@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   figures of a case ──▶ the best policy ──▶ auto : best, each round for itself ──┐
-//!   resident memory less that under `never` ──▶ is auto's bloat least or second-least ──┴▶ Standing ──▶ failed claims
+//!   resident memory less that under `never` ──▶ is auto's bloat least or second-least ──┴▶ result ──▶ failed claims
 //! ```
 
 use wideleaf_policies::policy::POLICIES;
@@ -138,7 +138,7 @@ pub(super) fn arms_by_case(results: &Results, caption: &str, cell: impl Fn(&str,
 
 /// Result of `auto` in a case, compared with the other policies.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Standing {
+pub(super) struct AutoVersusOthers {
     /// Name of the case.
     pub case: String,
     /// Other policy with the highest median figure.
@@ -149,13 +149,13 @@ pub(super) struct Standing {
     pub bloat: Vec<(String, f64)>,
 }
 
-impl Standing {
+impl AutoVersusOthers {
     /// Standings of all cases with results of `auto`, `never` and at least one more policy.
-    pub(super) fn all(results: &Results) -> Vec<Standing> {
-        results.experiment.cases.iter().filter_map(|case| Standing::of(results, &case.name)).collect()
+    pub(super) fn all(results: &Results) -> Vec<AutoVersusOthers> {
+        results.experiment.cases.iter().filter_map(|case| AutoVersusOthers::of(results, &case.name)).collect()
     }
 
-    fn of(results: &Results, case: &str) -> Option<Standing> {
+    fn of(results: &Results, case: &str) -> Option<AutoVersusOthers> {
         let names = || POLICIES.iter().map(|policy| policy.name);
         let figures: Vec<(&str, f64)> =
             names().filter_map(|name| Some((name, middle(results, case, name, Metric::Figure)?))).collect();
@@ -168,7 +168,7 @@ impl Standing {
         let mut bloat: Vec<(String, f64)> =
             names().filter_map(|name| Some((name.to_owned(), bloat_mib(results, case, name)?))).collect();
         bloat.sort_by(|(_, a), (_, b)| a.total_cmp(b));
-        Some(Standing { case: case.into(), best: best.into(), to_best, bloat })
+        Some(AutoVersusOthers { case: case.into(), best: best.into(), to_best, bloat })
     }
 
     /// Relation of `auto` to the fastest other policy, with a margin of 2 %.
@@ -196,7 +196,7 @@ impl Standing {
 
     /// The case, with the ratio of `auto` to the fastest other policy.
     fn speed_in_words(&self) -> String {
-        let Standing { case, best, to_best, .. } = self;
+        let AutoVersusOthers { case, best, to_best, .. } = self;
         to_best.map_or_else(|| case.clone(), |to| format!("{case} ({to} of {best}'s figure)"))
     }
 
@@ -211,22 +211,24 @@ impl Standing {
 
 /// Whether `auto` fulfils its claims, with failures first; empty if `auto` did not run.
 pub(super) fn lead(results: &Results) -> Vec<String> {
-    let all = Standing::all(results);
+    let all = AutoVersusOthers::all(results);
     if all.is_empty() {
         return vec![];
     }
     let cases = all.len();
-    let that_are = |speeds: &[Equivalence]| -> Vec<&Standing> {
+    let that_are = |speeds: &[Equivalence]| -> Vec<&AutoVersusOthers> {
         all.iter().filter(|standing| speeds.contains(&standing.speed())).collect()
     };
-    let names = |of: &[&Standing]| of.iter().map(|standing| standing.case.clone()).collect::<Vec<_>>().join(", ");
-    let numbers = |of: &[&Standing]| of.iter().map(|standing| standing.speed_in_words()).collect::<Vec<_>>().join("; ");
+    let names =
+        |of: &[&AutoVersusOthers]| of.iter().map(|standing| standing.case.clone()).collect::<Vec<_>>().join(", ");
+    let numbers =
+        |of: &[&AutoVersusOthers]| of.iter().map(|standing| standing.speed_in_words()).collect::<Vec<_>>().join("; ");
     let (slower, open) = (that_are(&[Equivalence::Slower]), that_are(&[Equivalence::NotDecided]));
     let fast = that_are(&[Equivalence::Faster, Equivalence::Within, Equivalence::NotSlower]);
-    let said = |of: &[&Standing], what: &str| {
+    let said = |of: &[&AutoVersusOthers], what: &str| {
         (!of.is_empty()).then(|| format!("auto is {what} in {} of {cases} cases: {}.", of.len(), numbers(of)))
     };
-    let fat: Vec<String> = all.iter().filter_map(Standing::too_fat).collect();
+    let fat: Vec<String> = all.iter().filter_map(AutoVersusOthers::too_fat).collect();
     let bloat = match fat.len() {
         0 => "Its bloat is the least or the second-least everywhere.".to_owned(),
         some => format!(
@@ -251,7 +253,7 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
 /// Table of the results of `auto`, case by case.
 pub(super) fn standings(results: &Results) -> Grid {
     let units = |case: &str| results.experiment.cases.iter().find(|c| c.name == case).map_or("", |c| &c.unit);
-    let row = |standing: &Standing| {
+    let row = |standing: &AutoVersusOthers| {
         let figure = middle(results, &standing.case, &standing.best, Metric::Figure).map_or("-".into(), number);
         let least = standing.bloat.first().map_or("-".into(), |(name, mib)| format!("{} ({name})", number(*mib)));
         vec![
@@ -275,7 +277,7 @@ pub(super) fn standings(results: &Results) -> Grid {
         Column::number("least bloat, MiB"),
         Column::text("least or second-least bloat"),
     ];
-    let rows = Standing::all(results).iter().map(row).collect();
+    let rows = AutoVersusOthers::all(results).iter().map(row).collect();
     Grid { caption: "The fastest other policy of each case, compared with auto".into(), columns, rows }
 }
 
@@ -319,10 +321,10 @@ pub(super) mod tests {
         }
     }
 
-    fn standing(to_best: Option<&[f64]>, bloat: &[(&str, f64)]) -> Standing {
+    fn standing(to_best: Option<&[f64]>, bloat: &[(&str, f64)]) -> AutoVersusOthers {
         let to_best = to_best.and_then(|ratios| Comparison::of(ratios, Better::Higher));
         let bloat = bloat.iter().map(|(name, mib)| ((*name).to_owned(), *mib)).collect();
-        Standing { case: "GUPS".into(), best: "greedy".into(), to_best, bloat }
+        AutoVersusOthers { case: "GUPS".into(), best: "greedy".into(), to_best, bloat }
     }
 
     #[test]

@@ -32,7 +32,7 @@ const ARMS: [(&str, &str, &str, &str); 4] = [
 ];
 
 /// Source of a row's accesses.
-enum From {
+enum AccessSource {
     /// One recorded iteration of a program with this order of loops.
     Recorded(&'static str),
     /// A generated stream, and the factor to a whole run.
@@ -43,16 +43,16 @@ enum From {
 struct Row {
     name: &'static str,
     of: &'static str,
-    from: From,
+    from: AccessSource,
     seconds: f64,
 }
 
 const fn recorded(name: &'static str, of: &'static str, order: &'static str, seconds: f64) -> Row {
-    Row { name, of, from: From::Recorded(order), seconds }
+    Row { name, of, from: AccessSource::Recorded(order), seconds }
 }
 
 const fn generated(name: &'static str, of: &'static str, stream: &'static str, scale: f64, seconds: f64) -> Row {
-    Row { name, of, from: From::Generated(stream, scale), seconds }
+    Row { name, of, from: AccessSource::Generated(stream, scale), seconds }
 }
 
 /// HPCC makes four updates for each word in two passes; 2^24 of them are simulated.
@@ -110,7 +110,8 @@ impl Catalogued for Counters {
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        let rows: Vec<Counted> = ROWS.iter().map(|row| Counted::of(results, row)).filter(Counted::is_made).collect();
+        let rows: Vec<RowCounts> =
+            ROWS.iter().map(|row| RowCounts::of(results, row)).filter(RowCounts::is_made).collect();
         vec![misses(&rows), walks(&rows), rules(&rows), fall(&rows)]
     }
 }
@@ -119,8 +120,8 @@ fn case(row: &Row) -> Case {
     let program = program(row.of);
     let cells = ARMS.map(|(_, _, machine, page)| {
         let accesses = match row.from {
-            From::Recorded(order) => program.recorded(order, Some(1)),
-            From::Generated(stream, scale) => Accesses::Generated { stream: stream.into(), scale },
+            AccessSource::Recorded(order) => program.recorded(order, Some(1)),
+            AccessSource::Generated(stream, scale) => Accesses::Generated { stream: stream.into(), scale },
         };
         Cell::of(Job::simulation(accesses, machine, page, row.seconds))
     });
@@ -128,7 +129,7 @@ fn case(row: &Row) -> Case {
 }
 
 /// Misses and L2 misses of walks of a row: simulated by arm, and published on 4 KiB and on 2 MiB pages.
-struct Counted {
+struct RowCounts {
     name: &'static str,
     of: &'static str,
     misses: [Option<f64>; 4],
@@ -137,10 +138,10 @@ struct Counted {
     published_walks: [Option<f64>; 2],
 }
 
-impl Counted {
-    fn of(results: &Results, row: &Row) -> Counted {
+impl RowCounts {
+    fn of(results: &Results, row: &Row) -> RowCounts {
         let simulated = |metric| ARMS.map(|(arm, ..)| value(results, row.name, arm, metric));
-        Counted {
+        RowCounts {
             name: row.name,
             of: row.of,
             misses: simulated(Metric::DtlbMisses),
@@ -186,13 +187,13 @@ const GUPS_WITHIN_PERCENT: f64 = 2.0;
 type Pairs = [(Option<f64>, Option<f64>); 2];
 
 /// Number of counts within [`NEAR_BY`] of the published ones, and of all counts that both have.
-fn near(rows: &[Counted], of: fn(&Counted) -> Pairs) -> (usize, usize) {
+fn near(rows: &[RowCounts], of: fn(&RowCounts) -> Pairs) -> (usize, usize) {
     let ratios: Vec<f64> = rows.iter().flat_map(of).filter_map(|(ours, theirs)| Some(ours? / theirs?)).collect();
     (ratios.iter().filter(|ratio| (1.0 / NEAR_BY..=NEAR_BY).contains(*ratio)).count(), ratios.len())
 }
 
-fn misses(rows: &[Counted]) -> Section {
-    let cells = |row: &Counted| {
+fn misses(rows: &[RowCounts]) -> Section {
+    let cells = |row: &RowCounts| {
         let page = |n: usize| {
             let (ours, theirs) = (row.misses[n], row.published_misses[n]);
             [millions(ours), millions(theirs), ratio(ours, theirs)]
@@ -205,7 +206,7 @@ fn misses(rows: &[Counted]) -> Section {
     let known: Vec<([f64; 2], [f64; 2])> =
         rows.iter().filter_map(|row| Some((both(&row.misses)?, both(&row.published_misses)?))).collect();
     let same = known.iter().filter(|(ours, theirs)| (ours[1] > ours[0]) == (theirs[1] > theirs[0])).count();
-    let pairs = |row: &Counted| [0, 1].map(|n| (row.misses[n], row.published_misses[n]));
+    let pairs = |row: &RowCounts| [0, 1].map(|n| (row.misses[n], row.published_misses[n]));
     let (near, all) = near(rows, pairs);
     let gups = rows.iter().filter(|row| row.name.starts_with("GUPS")).flat_map(pairs);
     let worst = gups.filter_map(|(ours, theirs)| Some((ours? / theirs? - 1.0).abs() * 100.0)).reduce(f64::max);
@@ -247,8 +248,8 @@ const NOTES: &str = "K8 has eight entries for 2 MiB pages, so more misses on the
     miss on both page sizes alike and cancel in the removed misses. Which arrays of Sweep3D were adjacent is not \
     published.";
 
-fn walks(rows: &[Counted]) -> Section {
-    let cells = |row: &Counted| {
+fn walks(rows: &[RowCounts]) -> Section {
+    let cells = |row: &RowCounts| {
         let page = |n: usize| {
             let (ours, theirs) = (row.walks[n], row.published_walks[n]);
             [millions(ours), millions(theirs), ratio(ours, theirs)]
@@ -272,8 +273,8 @@ fn walks(rows: &[Counted]) -> Section {
     }
 }
 
-fn rules(rows: &[Counted]) -> Section {
-    let cells = |row: &Counted| {
+fn rules(rows: &[RowCounts]) -> Section {
+    let cells = |row: &RowCounts| {
         let ours = [1, 2, 3].map(|arm| millions(row.misses[arm]));
         [row.name.to_owned(), millions(row.published_misses[1])].into_iter().chain(ours).collect()
     };
@@ -287,9 +288,9 @@ fn rules(rows: &[Counted]) -> Section {
 }
 
 /// Factors by which misses fall on 2 MiB pages, beside the OpenMP measurements.
-fn fall(rows: &[Counted]) -> Section {
+fn fall(rows: &[RowCounts]) -> Section {
     let factor = |of: Option<[f64; 2]>| of.map_or_else(|| "-".into(), |[base, huge]| decimals(base / huge, 2));
-    let cells = |row: &Counted| {
+    let cells = |row: &RowCounts| {
         let theirs = openmp::fall_of_misses(row.of.strip_suffix(" B")?)?;
         Some(vec![row.name.into(), theirs, factor(both(&row.published_misses)), factor(both(&row.misses))])
     };

@@ -5,7 +5,7 @@ use crate::catalogue::Catalogued;
 use crate::catalogue::in_guests::{self, Published};
 use crate::catalogue::programs::{InGuest, Pages, Program, program};
 use crate::catalogue::versus_published::{
-    self, Pair, Theirs, cell, millions, otherwise, sentence, times, told, value, values,
+    self, Pair, PublishedSaving, cell, millions, other_sentences, otherwise, sentence, times, value, values,
 };
 use crate::definition::{Accesses, Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
@@ -178,7 +178,7 @@ fn in_their_form(results: &Results) -> Section {
     }
     Section {
         title: "In the form of the original".into(),
-        paragraphs: [told(&pairs(results)), KNOWN_FAULTS.map(str::to_owned).to_vec()].concat(),
+        paragraphs: [other_sentences(&pairs(results)), KNOWN_FAULTS.map(str::to_owned).to_vec()].concat(),
         tables: vec![grid],
         plots: vec![],
     }
@@ -233,7 +233,7 @@ fn pairs(results: &Results) -> Vec<Pair> {
 }
 
 fn pair(results: &Results, row: &Row, theirs: &[freebsd::Run]) -> Option<Pair> {
-    let saved_there = Theirs::percent(theirs_percent(row, theirs)?);
+    let saved_there = PublishedSaving::percent(theirs_percent(row, theirs)?);
     let case = match stands_for(row.name) {
         theirs if theirs == row.name => row.name.to_owned(),
         theirs => format!("{} (published: {theirs})", row.name),
@@ -439,7 +439,7 @@ const KNOWN_FAULTS: [&str; 2] = [
      its neighbours by a third with the same misses. The text says that 6 to 7 % of Sweep3D's misses on superpages go \
      past the L2, its counters say 0.63 and 0.92 %.",
     "SP of class A is compared with the published SP of class B. The sentences use the fastest published runs and our \
-     pairs: = means that the interval contains 0 %, which shows no difference, and not that there is none. A \
+     pairs: = means that the interval contains 0 %, which shows no difference, but does not prove equality. A \
      simulation has one run, which stands in the row of the fastest.",
 ];
 

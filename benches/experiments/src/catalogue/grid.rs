@@ -181,9 +181,7 @@ impl Figures {
             })
         };
         let cells = places().flat_map(|place| arms().map(move |(guest, host)| (place.name(), arm_name(guest, host))));
-        Figures(
-            cells.filter_map(|(case, arm)| Some((figure(&case, &arm)?, (case, arm)))).map(|(f, k)| (k, f)).collect(),
-        )
+        Figures(cells.filter_map(|(case, arm)| figure(&case, &arm).map(|figure| ((case, arm), figure))).collect())
     }
 
     fn read(text: &'static str) -> Figures {

@@ -9,7 +9,7 @@
 use crate::catalogue::in_guests::{self, Published};
 use crate::catalogue::programs::{InGuest, Pages, program};
 use crate::catalogue::versus_published::{
-    self, Pair, Theirs, cell, mean, millions, otherwise, saved, sentence, times, value,
+    self, Pair, PublishedSaving, cell, mean, millions, otherwise, saved, sentence, times, value,
 };
 use crate::catalogue::{Catalogued, walks};
 use crate::definition::{Accesses, Arm, Case, Cell, Experiment, HostFacts, Job};
@@ -93,7 +93,7 @@ fn theirs_saved() -> Option<f64> {
 
 fn stream_pair(results: &Results) -> Pair {
     let case = PROGRAMS[0].0;
-    let theirs = theirs_saved().map_or(Theirs::NONE, Theirs::percent);
+    let theirs = theirs_saved().map_or(PublishedSaving::NONE, PublishedSaving::percent);
     Pair { case: case.into(), theirs, ours: times(results, case, ARMS[1].0, ARMS[0].0) }
 }
 
@@ -242,7 +242,7 @@ fn check(results: &Results) -> Section {
     };
     let checked = Checked::of(results);
     grid.rows.extend(checked.rows.iter().cloned().chain(theirs()));
-    let of_times = versus_published::told(&[stream_pair(results)]);
+    let of_times = versus_published::other_sentences(&[stream_pair(results)]);
     Section {
         title: "Cost, prediction, check".into(),
         paragraphs: [checked.told(), of_times, vec![METHOD.into()]].concat(),

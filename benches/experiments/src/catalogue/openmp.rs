@@ -6,7 +6,8 @@ use crate::catalogue::Catalogued;
 use crate::catalogue::in_guests::{self, Published};
 use crate::catalogue::programs::{InGuest, Pages, cpus_text, program};
 use crate::catalogue::versus_published::{
-    self, Pair, Theirs, cell, mean, millions, otherwise, saved, sentence, times, told, value, values,
+    self, Pair, PublishedSaving, cell, mean, millions, other_sentences, otherwise, saved, sentence, times, value,
+    values,
 };
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
@@ -209,7 +210,7 @@ fn pairs(results: &Results) -> Vec<Pair> {
         let claim = openmp::improvement(row.program)?;
         let there = claim.threads.map_or_else(|| row.published.into(), |there| format!("{} on {there}", row.published));
         let case = format!("{} on {threads} (published: {there})", row.run);
-        let theirs = claim.number().map_or(Theirs::NONE, Theirs::of_time_or_speed);
+        let theirs = claim.number().map_or(PublishedSaving::NONE, PublishedSaving::of_time_or_speed);
         Some(Pair { case, theirs, ours: times(results, &name_of(row, threads), "2M", "4K") })
     };
     ROWS.iter().filter_map(pair).collect()
@@ -237,7 +238,7 @@ fn improvement(results: &Results) -> Section {
      published. On the Xeon theirs saved SP 13 % on eight threads; no sentence compares with it.";
     Section {
         title: "Improvement by 2 MiB pages".into(),
-        paragraphs: told(&pairs(results)).into_iter().chain([notes.into()]).collect(),
+        paragraphs: other_sentences(&pairs(results)).into_iter().chain([notes.into()]).collect(),
         tables: vec![grid],
         plots: vec![],
     }

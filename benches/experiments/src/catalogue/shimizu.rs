@@ -4,7 +4,9 @@
 use crate::catalogue::Catalogued;
 use crate::catalogue::in_guests::{self, Published};
 use crate::catalogue::programs::{InGuest, Pages, program};
-use crate::catalogue::versus_published::{self, Pair, Theirs, cell, mean, otherwise, saved, times, told, values};
+use crate::catalogue::versus_published::{
+    self, Pair, PublishedSaving, cell, mean, other_sentences, otherwise, saved, times, values,
+};
 use crate::definition::{Arm, Case, Experiment, HostFacts};
 use crate::metric::Metric;
 use crate::published::shimizu::Table;
@@ -115,7 +117,7 @@ fn improvements(results: &Results) -> Section {
     }
     Section {
         title: "Percent improvement, compared with the published one".into(),
-        paragraphs: [told(&pairs(results)), vec![NOTES.into()]].concat(),
+        paragraphs: [other_sentences(&pairs(results)), vec![NOTES.into()]].concat(),
         tables: vec![grid],
         plots: vec![],
     }
@@ -124,7 +126,7 @@ fn improvements(results: &Results) -> Section {
 /// Comparisons with the column x86-64.
 fn pairs(results: &Results) -> Vec<Pair> {
     let pair = |(name, _): (&str, bool)| {
-        let theirs = Theirs::percent(Table::X86_64.row(stands_for(name))?.percent_improvement);
+        let theirs = PublishedSaving::percent(Table::X86_64.row(stands_for(name))?.percent_improvement);
         let case = match stands_for(name) {
             theirs if theirs == name => name.to_owned(),
             theirs => format!("{name} (published: {theirs})"),
@@ -140,9 +142,9 @@ fn stands_for(name: &str) -> &str {
 }
 
 const NOTES: &str = "Sentences compare with the column x86-64; SP of class A with the published SP of class B. Times \
-    are those of the kernel's timed part. = means that the interval contains 0 %, which shows no difference, and not \
-    that there is none; ? that there are fewer than six pairs. The seconds of the publication, and its i386 and ia64, \
-    are of other machines: only its percentages stand here. The ia64 table with four levels names the row of \
+    are those of the kernel's timed part. = means that the interval contains 0 %, which shows no difference, but \
+    does not prove equality; ? that there are fewer than six pairs. The seconds of the publication, and its i386 and \
+    ia64, are of other machines: only its percentages stand here. The ia64 table with four levels names the row of \
     Sweep3D 15, with the times of 150.";
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job, KhugepagedSettings, Work};
-use crate::disturbance::{DisturbedGuests, Event, Keeper};
+use crate::disturbance::{DisturbedGuests, Event, PromotionOwner};
 use crate::peers::{Guest, QEMU, QemuRam};
 use crate::report::Section;
 use crate::results::Results;
@@ -30,48 +30,48 @@ const THP: &str = "THP";
 const WIDELEAFD: &str = "wideleafd";
 
 /// What an arm is made of.
-struct Way {
+struct ArmSettings {
     name: &'static str,
     summary: &'static str,
     ram: QemuRam,
-    keeper: Keeper,
+    keeper: PromotionOwner,
     khugepaged: KhugepagedSettings,
 }
 
-const WAYS: [Way; 5] = [
-    Way {
+const WAYS: [ArmSettings; 5] = [
+    ArmSettings {
         name: THP,
         summary: "QEMU as libvirt starts it: MADV_HUGEPAGE on all RAM, khugepaged at Linux's defaults",
         ram: QemuRam::Thp,
-        keeper: Keeper::Kernel,
+        keeper: PromotionOwner::Kernel,
         khugepaged: KhugepagedSettings::DEFAULTS,
     },
-    Way {
+    ArmSettings {
         name: WIDELEAFD,
         summary: "as THP, and a wideleafd with its defaults that has each guest attached",
         ram: QemuRam::Thp,
-        keeper: Keeper::Daemon,
+        keeper: PromotionOwner::Daemon,
         khugepaged: KhugepagedSettings::DEFAULTS,
     },
-    Way {
+    ArmSettings {
         name: "hugetlb",
         summary: "QEMU on pages of the hugetlb pool, allocated before the guest runs",
         ram: QemuRam::Hugetlb,
-        keeper: Keeper::Kernel,
+        keeper: PromotionOwner::Kernel,
         khugepaged: KhugepagedSettings::DEFAULTS,
     },
-    Way {
+    ArmSettings {
         name: NO_THP,
         summary: "as THP, but QEMU is denied huge pages (PR_SET_THP_DISABLE): what they are worth",
         ram: QemuRam::Thp,
-        keeper: Keeper::KernelWithoutHugePages,
+        keeper: PromotionOwner::KernelWithoutHugePages,
         khugepaged: KhugepagedSettings::DEFAULTS,
     },
-    Way {
+    ArmSettings {
         name: TUNED,
         summary: "as THP, khugepaged without pause: it uses most of a CPU for as long as it runs",
         ram: QemuRam::Thp,
-        keeper: Keeper::Kernel,
+        keeper: PromotionOwner::Kernel,
         khugepaged: KhugepagedSettings::FASTEST,
     },
 ];
@@ -203,7 +203,7 @@ impl Situation {
         }
     }
 
-    fn cell(&self, way: &Way, host: &HostFacts) -> Cell {
+    fn cell(&self, way: &ArmSettings, host: &HostFacts) -> Cell {
         if let Some(why) = self.why_not(way, host) {
             return Cell::Absent(why);
         }
@@ -223,14 +223,14 @@ impl Situation {
         Cell::of(job.with_pool(pages))
     }
 
-    fn why_not(&self, way: &Way, host: &HostFacts) -> Option<String> {
+    fn why_not(&self, way: &ArmSettings, host: &HostFacts) -> Option<String> {
         let is = |is_so: bool, why: &str| is_so.then(|| why.to_owned());
         let is_pool = way.ram == QemuRam::Hugetlb;
         (host.why_no_kvm.clone())
             .or_else(|| is(!host.is_root, "needs root, to change khugepaged's settings and to attach"))
             .or_else(|| is(!host.has_qemu, &format!("{QEMU} is not installed")))
             .or_else(|| {
-                let is_missing = way.keeper == Keeper::Daemon && !host.has_daemon;
+                let is_missing = way.keeper == PromotionOwner::Daemon && !host.has_daemon;
                 is(is_missing, "wideleafd is not in the directory of this program: build or install it")
             })
             .or_else(|| host.why_no_pool_2m.clone().filter(|_| is_pool))
@@ -287,7 +287,7 @@ mod tests {
                 other => panic!("{other:?}"),
             };
             let (thp, ours) = (of(0), of(1));
-            assert_eq!(ours, DisturbedGuests { keeper: Keeper::Daemon, ..thp }, "{}", situation.name);
+            assert_eq!(ours, DisturbedGuests { keeper: PromotionOwner::Daemon, ..thp }, "{}", situation.name);
         }
     }
 

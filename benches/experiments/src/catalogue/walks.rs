@@ -1,4 +1,4 @@
-//! What a walk costs, as several reports have it: by the CPU's counters, and by a chase over 2 MiB pages.
+//! Cost of a page walk, for several reports: from the CPU's counters, and from a pointer chase over 2 MiB pages.
 //!
 //! ```text
 //!   timed part of a run ─▶ cycles, walks, cycles of walks, those of the second level ─▶ ratios within a run ─▶ median
@@ -9,15 +9,15 @@ use crate::report::common_sections;
 use crate::results::Results;
 use wideleaf_measure::statistics::median;
 
-/// Name under which a run tells the cycles of its timed part, where the CPU counted walks in it.
+/// Name of the figure of a run that has the cycles of its timed part, if the CPU counted walks in that part.
 pub const COUNTED_CYCLES: &str = "counted_cycles";
-/// Name under which a run tells those cycles of walks that the second level's tables took.
+/// Name of the figure of a run that has the cycles of walks in the second level's tables.
 pub const COUNTED_SECOND_LEVEL_CYCLES: &str = "counted_second_level_walk_cycles";
 
 /// Option of a run that counts walks in its timed part.
 pub(super) const COUNT: &str = "--count-walks";
 
-/// Median over the runs of an arm of one number that they tell, over another; `None` if no run tells both.
+/// One figure of a run divided by another, as the median over the runs of an arm; `None` if no run has both.
 pub(super) fn ratio(results: &Results, case: &str, arm: &str, [number, to]: [&str; 2]) -> Option<f64> {
     let bases = results.told(case, arm, to);
     let base = |round: u32| bases.iter().find(|(of, base)| *of == round && *base > 0.0).map(|(_, base)| *base);
@@ -40,15 +40,15 @@ pub(super) fn cell(results: &Results, case: &str, arm: &str, to: &str, scale: f6
 /// Meaning of the last two parts of such a cell.
 pub(super) const MEANING: &str = "Cycles are those of each page-miss handler. The host's share of them is counted on \
     Skylake-SP, Cascade Lake and client CPUs from Skylake to Comet Lake alone, and includes walks for instructions. A \
-    \"-\" is what the CPU does not count.";
+    \"-\" stands for a number that the CPU does not count.";
 
 /// Memory of a chase that misses all levels of the TLB on 2 MiB pages, with what a guest has beside it. No known TLB
 /// holds more than 6 GiB.
 const CHASE_2M_MIB: u64 = 10 << 10;
 
-/// Options of `tlbcost` for a chase on 2 MiB entries, or the reason why this host has no room for one. A footprint that
-/// the TLB holds shows no walk. Where the host has shadow paging, it is the default one: one table is walked there, and
-/// the large footprint takes minutes, which rounds are worth more than.
+/// Options of `tlbcost` for a chase on 2 MiB entries, or the reason why this host has too little memory for one. The
+/// footprint is larger than the TLB: a chase inside the TLB causes no walk. Under shadow paging, which walks one
+/// table, it is the default: the large one takes minutes that are better spent on rounds.
 pub(super) fn chase_2m(host: &HostFacts) -> Result<&'static [&'static str], String> {
     if host.paging == "shadow" {
         return Ok(&[]);

@@ -1,3 +1,5 @@
+//! Comparisons of the fixture with changed copies of itself: the sentences and rows that name the differences.
+
 use super::*;
 use crate::definition::{Cell, Job};
 use crate::report::fixture;
@@ -74,8 +76,7 @@ fn different_experiments_and_results_without_common_figures_are_refused() {
     let refused = report(&a, &b).expect_err("another experiment").to_string();
     assert_eq!(
         refused,
-        "A has results of made-by-hand, B of another; only results of the same experiment are \
-         comparable"
+        "cannot compare A with B: A has results of made-by-hand, B of another; choose results of the same experiment"
     );
     let mut nothing = fixture::results();
     nothing.runs.clear();

@@ -19,7 +19,7 @@ pub struct Stream {
 
 /// A number of the worked example.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Worked {
+pub struct WorkedNumber {
     /// Part of the example that has the number.
     pub calculation: String,
     /// Name of the quantity.
@@ -65,7 +65,7 @@ pub fn stream_rates(function: &str) -> Option<[f64; 2]> {
 }
 
 /// All numbers of the worked example.
-pub fn worked_numbers() -> Vec<Worked> {
+pub fn worked_numbers() -> Vec<WorkedNumber> {
     rows(include_str!("../../../data/published/lwn_worked_numbers.csv"))
 }
 

@@ -1,3 +1,5 @@
+//! Reports on the fixture: the order of their sections, the text for a terminal, and which runs count in a median.
+
 use super::*;
 use crate::definition::Cell;
 use crate::metric::Metric;
@@ -31,9 +33,8 @@ fn a_report_for_a_terminal_has_the_expected_text() {
     let text = said(&results);
     let ratios = "
 Ratios
-Above 1 an arm is faster than base. = means that the interval contains 1: it shows no difference, and not that there \
-is none; \
-? means fewer than six pairs, too few for a 95 % interval.
+Above 1 an arm is faster than base. = means that the interval contains 1: it shows no difference, but does not \
+prove equality; ? means fewer than six pairs, too few for a 95 % interval.
 Ratios of the figure within a round: median, 95 % interval
 ┌──────┬───────────────────────┬───────────────────┐
 │ case ┆           auto : base ┆ hugetlb-1g : base │

@@ -27,7 +27,7 @@ const TIMEOUT_MIN: Duration = Duration::from_secs(300);
 
 /// What is kept from one job to the next.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct KeptBetweenJobs {
     /// State of the host.
     host: KeptState,
     /// Saved guests that several jobs continue.
@@ -35,7 +35,7 @@ pub(super) struct Kept {
 }
 
 /// Brings the host into the job's state, does the work, and restores the host.
-pub(super) fn run(job: &Job, kept: &mut Kept, interrupts: &Interrupts) -> Result<Measured, Failure> {
+pub(super) fn run(job: &Job, kept: &mut KeptBetweenJobs, interrupts: &Interrupts) -> Result<Measured, Failure> {
     let host = HeldState::take(&job.host, &mut kept.host)?;
     let timeout =
         Duration::try_from_secs_f64(job.seconds_guess * TIMES_TOO_LONG).unwrap_or(TIMEOUT_MIN).max(TIMEOUT_MIN);

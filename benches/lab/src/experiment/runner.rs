@@ -11,7 +11,7 @@ use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_policies::units::mib;
 
 use crate::experiment::failures::is_of_guest;
-use crate::experiment::jobs::{self, Kept};
+use crate::experiment::jobs::{self, KeptBetweenJobs};
 use crate::experiment::store::Store;
 use wideleaf::progress::visible_bar;
 use wideleaf_run::failure::Failure;
@@ -28,7 +28,7 @@ pub(super) struct Runner<'a> {
 }
 
 /// A run that was made.
-enum Made {
+enum MadeRun {
     /// Measured, or failed for a reason of the host.
     Run(Run),
     /// Failed for a reason of the guest, such as wrong words.
@@ -43,7 +43,7 @@ impl Runner<'_> {
         let left = schedule::left(&self.store.results().experiment, &self.store.results().runs).len();
         let bar = visible_bar(left as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
         bar.enable_steady_tick(Duration::from_millis(200));
-        let mut kept = Kept::default();
+        let mut kept = KeptBetweenJobs::default();
         let budget_left = |budget: Duration| budget.saturating_sub(began.elapsed());
         while let Some(turn) = self.next(self.budget.map(budget_left)) {
             self.interrupts.check()?;
@@ -51,8 +51,8 @@ impl Runner<'_> {
             let made = self.make(turn, &mut kept, ran_before + began.elapsed().as_secs_f64())?;
             let elapsed_s = ran_before + began.elapsed().as_secs_f64();
             match made {
-                Made::Run(run) => self.store.add(run, elapsed_s)?,
-                Made::GuestFailed(run) => self.store.add_guest_failure(run, elapsed_s)?,
+                MadeRun::Run(run) => self.store.add(run, elapsed_s)?,
+                MadeRun::GuestFailed(run) => self.store.add_guest_failure(run, elapsed_s)?,
             }
             bar.inc(1);
         }
@@ -78,7 +78,7 @@ impl Runner<'_> {
 
     /// Makes one run. A failed run is a result too; the experiment ends only for a failure that would affect all
     /// other runs.
-    fn make(&self, turn: Turn, kept: &mut Kept, at_s: f64) -> Result<Made, Failure> {
+    fn make(&self, turn: Turn, kept: &mut KeptBetweenJobs, at_s: f64) -> Result<MadeRun, Failure> {
         let experiment = &self.store.results().experiment;
         let (case, arm) = (&experiment.cases[turn.case], &experiment.arms[turn.arm]);
         let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
@@ -94,13 +94,13 @@ impl Runner<'_> {
         self.interrupts.check()?;
         let (case, arm) = (case.name.clone(), arm.name.clone());
         let run = Run { case, arm, round: turn.round, at_s, took_s: began.elapsed().as_secs_f64(), load_1m, outcome };
-        Ok(if did_guest_fail { Made::GuestFailed(run) } else { Made::Run(run) })
+        Ok(if did_guest_fail { MadeRun::GuestFailed(run) } else { MadeRun::Run(run) })
     }
 
     fn measure(
         &self,
         job: &Job,
-        kept: &mut Kept,
+        kept: &mut KeptBetweenJobs,
         working_set_mib: u64,
     ) -> Result<wideleaf_experiments::results::Measured, Failure> {
         warm_host_memory(mib(working_set_mib))

@@ -13,22 +13,22 @@
 //! times and saves the mean of their savings, so no mix that is as fast as the program saves more than the hull over
 //! them at the program's own time a visit.
 //!
-//! Laps that prefetch their lines ([`Asking`]) belong to the mix only if the program is faster than every lap that
+//! Laps that prefetch their lines ([`Prefetching`]) belong to the mix only if the program is faster than every lap that
 //! prefetches less: such a program prefetches, or has hardware prefetchers that do, and gains most of its time that
 //! way. Any other program would be modelled as prefetching for a part of its time and idling in the rest. A page
 //! size would then save more than of a program that waits: for GUPS of 2^26 words, which never prefetches, twice as
 //! much. A program that prefetches and also computes for so long that a program without prefetching is as fast may
 //! save more than this bound.
 
-use super::laps::Asking;
+use super::laps::Prefetching;
 use super::replay::Pace;
 
 /// Upper bound of what 2 MiB pages can save per visit, in nanoseconds, if the program makes one in `pace_ns` on
 /// base pages. If that is faster than all laps, the saving of the fastest lap, which is not a bound
 /// ([`is_bounded`]).
 pub fn saved_at_most(paces: &[Pace], pace_ns: f64) -> f64 {
-    for most in [Asking::Never, Asking::Early, Asking::Only] {
-        let mix: Vec<Pace> = paces.iter().filter(|pace| pace.way.asking() <= most).copied().collect();
+    for most in [Prefetching::Never, Prefetching::Early, Prefetching::Only] {
+        let mix: Vec<Pace> = paces.iter().filter(|pace| pace.way.prefetching() <= most).copied().collect();
         if is_bounded(&mix, pace_ns) {
             return hull(&mix, pace_ns);
         }
@@ -58,15 +58,15 @@ fn hull(paces: &[Pace], pace_ns: f64) -> f64 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::laps::Way;
+    use super::super::laps::LapOrder;
     use super::*;
 
     fn pace(base_ns: f64, huge_ns: f64) -> Pace {
-        Pace { way: Way::Free, base_ns, huge_ns }
+        Pace { way: LapOrder::Free, base_ns, huge_ns }
     }
 
     fn asked(base_ns: f64, huge_ns: f64) -> Pace {
-        Pace { way: Way::Asked, base_ns, huge_ns }
+        Pace { way: LapOrder::Asked, base_ns, huge_ns }
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_program_as_slow_as_a_lap_without_prefetching_is_not_a_mix_with_one_that_prefetches() {
-        let early = |base_ns, huge_ns| Pace { way: Way::Ahead(64), base_ns, huge_ns };
+        let early = |base_ns, huge_ns| Pace { way: LapOrder::Ahead(64), base_ns, huge_ns };
         let paces = [asked(1.0, 0.9), early(5.0, 3.0), pace(10.0, 9.0), pace(110.0, 70.0)];
         assert_eq!(saved_at_most(&paces, 10.0), 1.0);
         // Faster than all laps without prefetching, slower than the lap that prefetches: those two kinds, and no
@@ -121,7 +121,7 @@ mod tests {
     }
 
     /// Paces on base pages, and the part of each that 2 MiB pages take: sometimes more than 1, because of noise.
-    fn paces(way: Way) -> impl Strategy<Value = Vec<Pace>> {
+    fn paces(way: LapOrder) -> impl Strategy<Value = Vec<Pace>> {
         let one =
             (0.1..200.0, 0.1..1.1).prop_map(move |(base_ns, part)| Pace { way, base_ns, huge_ns: base_ns * part });
         prop::collection::vec(one, 1..8)
@@ -140,8 +140,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_mix_of_laps_that_load_saves_more_than_the_bound(
-            paces in paces(Way::Free),
-            faster in paces(Way::Asked),
+            paces in paces(LapOrder::Free),
+            faster in paces(LapOrder::Asked),
             parts in prop::collection::vec(0.01..1.0, 8),
             idle_ns in 0.0..100.0,
         ) {
@@ -155,7 +155,7 @@ mod tests {
 
         #[test]
         fn no_mix_with_prefetched_lines_that_is_faster_than_all_loading_laps_saves_more_than_the_bound(
-            loading in paces(Way::Free),
+            loading in paces(LapOrder::Free),
             parts in prop::collection::vec(0.01..1.0, 8),
             (faster, huge_part) in (0.01..0.99, 0.1..1.1),
             (slower, idle) in (0.0..0.99, 0.0..0.99),

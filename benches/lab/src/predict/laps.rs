@@ -25,7 +25,7 @@ use super::sample::STORE;
 /// How the visits of a lap wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum LapOrder {
     /// Each visit waits for the one this number of visits before it.
     Chains(u32),
     /// No visit waits for another.
@@ -38,7 +38,7 @@ pub enum Way {
 
 /// Amount of prefetching, from that of every program to that of none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Asking {
+pub enum Prefetching {
     /// No line: a line is visited when it is needed.
     Never,
     /// All lines, and all are needed.
@@ -47,13 +47,13 @@ pub enum Asking {
     Only,
 }
 
-impl Way {
+impl LapOrder {
     /// Amount of prefetching of such a lap.
-    pub fn asking(self) -> Asking {
+    pub fn prefetching(self) -> Prefetching {
         match self {
-            Way::Chains(_) | Way::Free => Asking::Never,
-            Way::Ahead(_) => Asking::Early,
-            Way::Asked => Asking::Only,
+            LapOrder::Chains(_) | LapOrder::Free => Prefetching::Never,
+            LapOrder::Ahead(_) => Prefetching::Early,
+            LapOrder::Asked => Prefetching::Only,
         }
     }
 }
@@ -63,17 +63,17 @@ pub type Lap = fn(&[AtomicU64], &[u32]);
 
 /// All laps. 128 lines ahead are a quarter of a first-level cache of 32 KiB: a prefetched line is still there when
 /// it is visited. More are slower.
-pub const LAPS: [(Way, Lap); 10] = [
-    (Way::Chains(1), chained::<1>),
-    (Way::Chains(2), chained::<2>),
-    (Way::Chains(4), chained::<4>),
-    (Way::Chains(8), chained::<8>),
-    (Way::Chains(16), chained::<16>),
-    (Way::Free, ahead::<0>),
-    (Way::Ahead(16), ahead::<16>),
-    (Way::Ahead(64), ahead::<64>),
-    (Way::Ahead(128), ahead::<128>),
-    (Way::Asked, asked),
+pub const LAPS: [(LapOrder, Lap); 10] = [
+    (LapOrder::Chains(1), chained::<1>),
+    (LapOrder::Chains(2), chained::<2>),
+    (LapOrder::Chains(4), chained::<4>),
+    (LapOrder::Chains(8), chained::<8>),
+    (LapOrder::Chains(16), chained::<16>),
+    (LapOrder::Free, ahead::<0>),
+    (LapOrder::Ahead(16), ahead::<16>),
+    (LapOrder::Ahead(64), ahead::<64>),
+    (LapOrder::Ahead(128), ahead::<128>),
+    (LapOrder::Asked, asked),
 ];
 
 /// Number of visits that are tested together.
@@ -149,8 +149,8 @@ mod tests {
     }
 
     /// Laps that load the lines that they visit.
-    fn loading() -> impl Iterator<Item = (Way, Lap)> {
-        LAPS.into_iter().filter(|(way, _)| *way != Way::Asked)
+    fn loading() -> impl Iterator<Item = (LapOrder, Lap)> {
+        LAPS.into_iter().filter(|(way, _)| *way != LapOrder::Asked)
     }
 
     #[test]

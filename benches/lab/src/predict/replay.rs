@@ -21,7 +21,7 @@ use wideleaf_measure::statistics::median;
 use wideleaf_memory::{GuestRam, Host, LinuxHost};
 use wideleaf_policies::PageSize;
 
-use super::laps::{LAPS, Lap, Way};
+use super::laps::{LAPS, Lap, LapOrder};
 use super::sample::Sample;
 use super::work::Work;
 use wideleaf_run::failure::Failure;
@@ -39,8 +39,8 @@ const PIECE: usize = 1 << 15;
 /// Cost of a visit of a line in one way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Pace {
-    /// Way to make the visits.
-    pub way: Way,
+    /// Order of the visits, as far as they wait for each other.
+    pub way: LapOrder,
     /// Time of a visit on base pages, in nanoseconds.
     pub base_ns: f64,
     /// Time of a visit on 2 MiB pages, in nanoseconds.
@@ -134,14 +134,14 @@ mod tests {
     fn a_pace_is_the_median_of_its_rounds() {
         let round = |free: f64, asked: f64| {
             vec![
-                Pace { way: Way::Free, base_ns: free, huge_ns: free / 2.0 },
-                Pace { way: Way::Asked, base_ns: asked, huge_ns: 1.0 },
+                Pace { way: LapOrder::Free, base_ns: free, huge_ns: free / 2.0 },
+                Pace { way: LapOrder::Asked, base_ns: asked, huge_ns: 1.0 },
             ]
         };
         // One round on a busy machine does not count.
         let paces = medians(&[round(8.0, 4.0), round(900.0, 5.0), round(10.0, 3.0)]);
-        assert_eq!(paces[0], Pace { way: Way::Free, base_ns: 10.0, huge_ns: 5.0 });
-        assert_eq!(paces[1], Pace { way: Way::Asked, base_ns: 4.0, huge_ns: 1.0 });
+        assert_eq!(paces[0], Pace { way: LapOrder::Free, base_ns: 10.0, huge_ns: 5.0 });
+        assert_eq!(paces[1], Pace { way: LapOrder::Asked, base_ns: 4.0, huge_ns: 1.0 });
     }
 
     #[test]

@@ -7,7 +7,7 @@ use wideleaf::table::{number, table};
 use wideleaf_measure::environment::Environment;
 
 use super::PredictReport;
-use super::laps::Way;
+use super::laps::LapOrder;
 use super::prediction::Prediction;
 use super::replay::Pace;
 
@@ -66,11 +66,11 @@ fn write_paces(out: &mut String, prediction: &Prediction) {
     let mut rows = table(&["ns per visit of a line, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
     for Pace { way, base_ns, huge_ns } in &prediction.paces {
         let how = match way {
-            Way::Chains(1) => "one after another".to_owned(),
-            Way::Chains(chains) => format!("{chains} chains"),
-            Way::Free => "all at once".to_owned(),
-            Way::Ahead(visits) => format!("prefetched {visits} visits ahead"),
-            Way::Asked => "only prefetched".to_owned(),
+            LapOrder::Chains(1) => "one after another".to_owned(),
+            LapOrder::Chains(chains) => format!("{chains} chains"),
+            LapOrder::Free => "all at once".to_owned(),
+            LapOrder::Ahead(visits) => format!("prefetched {visits} visits ahead"),
+            LapOrder::Asked => "only prefetched".to_owned(),
         };
         rows.add_row([Cell::new(how), number(format!("{base_ns:.3}")), number(format!("{huge_ns:.3}"))]);
     }

@@ -33,9 +33,9 @@ pub struct SimulationReport {
     /// Facts about the recording.
     pub recording: RecordingInfo,
     /// Actions of its own policy.
-    pub recorded: Side,
+    pub recorded: PolicyActions,
     /// Actions of the simulated policies.
-    pub simulated: Vec<Side>,
+    pub simulated: Vec<PolicyActions>,
 }
 
 /// Facts about a recording.
@@ -61,7 +61,7 @@ pub struct RecordingInfo {
 
 /// Actions of one policy.
 #[derive(Debug, Serialize)]
-pub struct Side {
+pub struct PolicyActions {
     /// Name of the policy.
     pub policy: String,
     /// Actions by `action.result`.
@@ -138,10 +138,10 @@ pub fn simulate(path: &Path, policies: &[PolicyChoice]) -> Result<SimulationRepo
     })
 }
 
-fn side(policy: String, tally: &Tally) -> Side {
+fn side(policy: String, tally: &Tally) -> PolicyActions {
     let outcomes = tally.actions.iter().map(|((action, result), n)| (format!("{action}.{result}"), *n));
     let coverage = tally.coverage.iter().map(|(at, share)| (at.since_start().as_secs_f64(), share.as_fraction()));
-    Side {
+    PolicyActions {
         policy,
         outcomes: outcomes.collect(),
         budget_refusals: tally.budget_refusals,
@@ -160,12 +160,12 @@ fn side(policy: String, tally: &Tally) -> Side {
 impl SimulationReport {
     /// A table for people, with a column per policy.
     pub fn to_table(&self) -> String {
-        let sides: Vec<&Side> = std::iter::once(&self.recorded).chain(&self.simulated).collect();
+        let sides: Vec<&PolicyActions> = std::iter::once(&self.recorded).chain(&self.simulated).collect();
         let mut out = self.recording.to_lines();
         let mut columns = vec!["policy"];
         columns.extend(sides.iter().map(|side| side.policy.as_str()));
         let mut rows = table(&columns);
-        let mut row = |name: &str, value: &dyn Fn(&Side) -> String| {
+        let mut row = |name: &str, value: &dyn Fn(&PolicyActions) -> String| {
             rows.add_row(std::iter::once(Cell::new(name)).chain(sides.iter().map(|side| number(value(side)))));
         };
         let mut names: Vec<&String> = sides.iter().flat_map(|side| side.outcomes.keys()).collect();

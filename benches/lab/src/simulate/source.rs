@@ -40,10 +40,10 @@ pub struct SourceInfo {
 pub struct Blocks {
     /// Facts about the source.
     pub info: SourceInfo,
-    from: From,
+    from: BlockSource,
 }
 
-enum From {
+enum BlockSource {
     File { path: PathBuf, bytes: u64, reader: Box<TraceReader<File>> },
     Generator { accesses: Accesses, length: u64, done: u64 },
 }
@@ -83,7 +83,7 @@ impl Source {
                     arena: stream.arena(),
                     iterations: (0, 0),
                 },
-                from: From::Generator { accesses: stream.accesses(), length: stream.length(), done: 0 },
+                from: BlockSource::Generator { accesses: stream.accesses(), length: stream.length(), done: 0 },
             }),
         }
     }
@@ -105,7 +105,7 @@ fn open_file(path: &Path) -> Result<Blocks, Failure> {
             arena: Bytes::new(header.arena_bytes),
             iterations: (header.iterations, header.class_iterations),
         },
-        from: From::File { path: path.to_owned(), bytes, reader },
+        from: BlockSource::File { path: path.to_owned(), bytes, reader },
     })
 }
 
@@ -116,11 +116,11 @@ impl Blocks {
     /// [`Failure::Input`] if the file is cut off or damaged.
     pub fn next(&mut self, block: &mut Vec<Access>) -> Result<bool, Failure> {
         match &mut self.from {
-            From::File { path, reader, .. } => {
+            BlockSource::File { path, reader, .. } => {
                 let unusable = |why| Failure::Input(format!("cannot use --trace {}: {why}", path.display()));
                 reader.next_block(block).map_err(unusable)
             }
-            From::Generator { accesses, done, .. } => {
+            BlockSource::Generator { accesses, done, .. } => {
                 block.clear();
                 let access = |streams::Access { address, is_write, repeats }| Access { address, is_write, repeats };
                 block.extend(accesses.take(BLOCK).map(access));
@@ -133,14 +133,14 @@ impl Blocks {
     /// Share of it that has been read.
     pub fn share_done(&self) -> f64 {
         let (done, all) = match &self.from {
-            From::File { bytes, reader, .. } => (reader.bytes(), *bytes),
-            From::Generator { length, done, .. } => (*done, *length),
+            BlockSource::File { bytes, reader, .. } => (reader.bytes(), *bytes),
+            BlockSource::Generator { length, done, .. } => (*done, *length),
         };
         done as f64 / all.max(1) as f64
     }
 
     /// Whether its recording ended before the kernel did; known at the end.
     pub fn is_cut(&self) -> bool {
-        matches!(&self.from, From::File { reader, .. } if reader.totals().is_cut)
+        matches!(&self.from, BlockSource::File { reader, .. } if reader.totals().is_cut)
     }
 }

@@ -43,7 +43,7 @@ pub struct TraceReport {
     /// Whether the recording ended before the kernel.
     pub is_cut: bool,
     /// Counts of all phases together.
-    pub totals: Counted,
+    pub totals: AccessCounts,
     /// Counts of each phase, in the order of their begins.
     pub phases: Vec<PhaseReport>,
     /// File bytes per record.
@@ -56,7 +56,7 @@ pub struct TraceReport {
 
 /// Counts of records and accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counted {
+pub struct AccessCounts {
     /// Number of records.
     pub records: u64,
     /// Number of loads.
@@ -72,7 +72,7 @@ pub struct PhaseReport {
     pub name: String,
     /// Counts of the phase.
     #[serde(flatten)]
-    pub counted: Counted,
+    pub counted: AccessCounts,
 }
 
 /// Amount of memory that was touched at all.
@@ -98,7 +98,8 @@ pub fn main(args: &InfoArgs) -> Result<(), Failure> {
 }
 
 fn read(path: &Path, interrupts: &Interrupts) -> Result<TraceReport, Failure> {
-    let unusable = |why: &dyn std::fmt::Display| Failure::Input(format!("{}: {why}", path.display()));
+    let unusable =
+        |why: &dyn std::fmt::Display| Failure::Input(format!("cannot read the trace {}: {why}", path.display()));
     let file = InputFile::open_stream(path).map_err(|error| unusable(&error))?;
     let bar = visible_bar(file.bytes().get(), "{wide_bar} {bytes}/{total_bytes}");
     let mut reader = TraceReader::open(file.into_file()).map_err(|error| unusable(&error))?;
@@ -108,7 +109,7 @@ fn read(path: &Path, interrupts: &Interrupts) -> Result<TraceReport, Failure> {
         let phase = match phases.iter().position(|phase| phase.name == reader.phase()) {
             Some(index) => &mut phases[index],
             None if phases.len() == PHASES_MAX => return Err(unusable(&"it has more phases than any kernel")),
-            None => phases.push_mut(PhaseReport { name: reader.phase().to_owned(), counted: Counted::default() }),
+            None => phases.push_mut(PhaseReport { name: reader.phase().to_owned(), counted: AccessCounts::default() }),
         };
         block.iter().for_each(|access| phase.counted.add(access));
         if let Some(map) = &mut map {
@@ -132,7 +133,7 @@ fn read(path: &Path, interrupts: &Interrupts) -> Result<TraceReport, Failure> {
         iterations: header.iterations,
         class_iterations: header.class_iterations,
         is_cut: totals.is_cut,
-        totals: Counted { records: totals.records, reads: totals.reads, writes: totals.writes },
+        totals: AccessCounts { records: totals.records, reads: totals.reads, writes: totals.writes },
         phases,
         bytes_per_record: per(totals.records),
         bytes_per_access: per(totals.accesses()),
@@ -143,7 +144,7 @@ fn read(path: &Path, interrupts: &Interrupts) -> Result<TraceReport, Failure> {
 /// Most phases that are counted: kernels have up to some dozen.
 const PHASES_MAX: usize = 10_000;
 
-impl Counted {
+impl AccessCounts {
     fn add(&mut self, access: &Access) {
         self.records += 1;
         let accesses = if access.is_write { &mut self.writes } else { &mut self.reads };

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use wideleaf_experiments::definition::{
     Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, GuestInQemu, Job, Work,
 };
-use wideleaf_experiments::disturbance::{DisturbedGuests, Event, Keeper, TO_NEARLY_ALL_S, WATCHED_S};
+use wideleaf_experiments::disturbance::{DisturbedGuests, Event, PromotionOwner, TO_NEARLY_ALL_S, WATCHED_S};
 use wideleaf_experiments::each_guest::{AT_THE_SAME_TIME, AT_THE_SAME_TIME_MIN_PERCENT, OfGuest};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
@@ -180,7 +180,7 @@ fn a_qemu_guest_that_cannot_run_gives_its_reason_and_the_next_one_runs() {
 }
 
 /// A guest that works for so long that the event is over before, also on a busy machine.
-fn disturbed(keeper: Keeper, event: Event, seconds: u32) -> Job {
+fn disturbed(keeper: PromotionOwner, event: Event, seconds: u32) -> Job {
     let guest = Guest::new("gups", &format!("log2_words=20 seconds={seconds} progress_ms=250"), 64);
     job(Work::Disturbed(DisturbedGuests { guest, count: 1, ram: QemuRam::Thp, keeper, event }))
 }
@@ -190,7 +190,7 @@ fn a_guest_that_is_restored_moved_or_logged_is_measured_afterwards_and_has_lost_
     if !has_kvm() || !has_qemu() {
         return;
     }
-    let of = |event| disturbed(Keeper::Kernel, event, 15);
+    let of = |event| disturbed(PromotionOwner::Kernel, event, 15);
     let jobs = vec![("restored", of(Event::Restore)), ("moved", of(Event::Postcopy)), ("logged", of(Event::DirtyLog))];
     // Their memory was checked by the guests themselves: a wrong word is a failure.
     for run in outcomes(&new_scratch(), jobs) {
@@ -208,7 +208,7 @@ fn a_guest_that_is_denied_huge_pages_has_none() {
     if !has_kvm() || !has_qemu() {
         return;
     }
-    let denied = disturbed(Keeper::KernelWithoutHugePages, Event::Start, 2);
+    let denied = disturbed(PromotionOwner::KernelWithoutHugePages, Event::Start, 2);
     let runs = outcomes(&new_scratch(), vec![("denied", denied)]);
     let Measured { metrics, told, .. } = measured(&runs[0]);
     assert_eq!((metrics[&Metric::CoveragePercent], told.get(TO_NEARLY_ALL_S)), (0.0, None));
@@ -220,7 +220,7 @@ fn a_guest_with_a_wideleafd_is_attached_and_a_missing_daemon_is_named() {
         return;
     }
     let scratch = new_scratch();
-    let runs = outcomes(&scratch, vec![("wideleafd", disturbed(Keeper::Daemon, Event::Start, 2))]);
+    let runs = outcomes(&scratch, vec![("wideleafd", disturbed(PromotionOwner::Daemon, Event::Start, 2))]);
     match scratch.program().with_file_name("wideleafd").exists() {
         true => assert!(measured(&runs[0]).metrics[&Metric::ManagerCpuS] > 0.0),
         false => assert_eq!(failure(&runs[0]), "cannot find wideleafd: it is not in the folder of this program"),
@@ -233,14 +233,14 @@ fn a_disturbed_guest_that_cannot_run_gives_its_reason_in_one_line() {
         return;
     }
     let of = |guest: Guest, ram| {
-        let (keeper, event) = (Keeper::Kernel, Event::Start);
+        let (keeper, event) = (PromotionOwner::Kernel, Event::Start);
         job(Work::Disturbed(DisturbedGuests { guest, count: 1, ram, keeper, event }))
     };
     let wrong = of(Guest::new("gups", "log2_words=1", 64), QemuRam::Thp);
     // No pool has that many pages.
     let large = of(Guest::new("gups", "log2_words=20", 1 << 30), QemuRam::Hugetlb);
     // No machine has that much memory.
-    let hog = disturbed(Keeper::Kernel, Event::StartBesideHog { hog_pages_2m: 1 << 30 }, 1);
+    let hog = disturbed(PromotionOwner::Kernel, Event::StartBesideHog { hog_pages_2m: 1 << 30 }, 1);
     let jobs = vec![("refused", wrong), ("no pool", large), ("no hog", hog)];
     let runs = outcomes_and_exit_code(&new_scratch(), jobs, 1);
     for (run, words) in runs.iter().zip(["log2_words", QEMU, "cannot take 1073741824 huge pages"]) {
@@ -345,7 +345,7 @@ fn a_disturbed_guest_its_daemon_and_its_hog_end_with_an_experiment_that_is_kille
         return;
     }
     let scratch = new_scratch();
-    let endless = disturbed(Keeper::Kernel, Event::StartBesideHog { hog_pages_2m: 2 }, 600);
+    let endless = disturbed(PromotionOwner::Kernel, Event::StartBesideHog { hog_pages_2m: 2 }, 600);
     let file = to_be_run(&scratch, vec![("qemu", endless)]);
     let mut experiment = Running::start(&scratch, &["experiment", "run", "policies", "--resume", &file]);
     let is_in = |children: &str, what: &str| {

@@ -116,7 +116,7 @@ fn two_results_of_one_experiment_are_compared_and_two_experiments_are_not() {
     let apart = compare("b.json");
     let words = ["intervals overlap in 0 of 1 rows", "1.500 (1.500 - 1.500)", "1.600 (1.600 - 1.600)", "apart"];
     words.iter().fold(apart, |apart, word| apart.stdout(predicate::str::contains(*word)));
-    let words = ["A has results of by-hand, B of other", "only results of the same experiment"];
+    let words = ["A has results of by-hand, B of other", "choose results of the same experiment"];
     scratch.refuses(&["experiment", "compare", "a.json", "other.json"], 2, &words);
     let mut old = serde_json::to_value(results("by-hand", 1.5)).unwrap();
     old["wideleaf_experiment"] = 99.into();

@@ -202,9 +202,9 @@ fn schemes_demote_idle_windows_and_release_untouched_pages() {
 }
 
 /// A policy that requests the given actions, plan by plan.
-struct Told(VecDeque<Vec<Action>>);
+struct ScriptedPolicy(VecDeque<Vec<Action>>);
 
-impl Policy for Told {
+impl Policy for ScriptedPolicy {
     fn name(&self) -> &'static str {
         "told"
     }
@@ -219,7 +219,7 @@ fn a_vacated_window_gives_its_huge_page_to_a_promotion_of_the_same_plan() {
     let promote = |window| Action::Promote { vm: VmId(0), window: WindowIndex::new(window), to: PageSize::Huge2M };
     let vacate = Action::Vacate { vm: VmId(0), window: WindowIndex::new(1) };
     // The only free block goes to window 1, which is sparse; for window 0 none is left.
-    let told = Told([vec![promote(1)], vec![promote(0)], vec![vacate, promote(2)]].into());
+    let told = ScriptedPolicy([vec![promote(1)], vec![promote(0)], vec![vacate, promote(2)]].into());
     let mut mmu = Remembered::default();
     let mut managed = Managed::new(HostConfig { huge_pages: 1, ..config() }, Box::new(told), &mut mmu);
     (0..4).for_each(|_| half_sparse().for_each(|address| managed.access(address, 1, &mut mmu)));
@@ -356,7 +356,7 @@ fn a_giant_goes_back_to_huge_pages_as_far_as_there_are_and_untouched_windows_are
     let run = |plans: Vec<Vec<Action>>| {
         let mut mmu = Remembered::default();
         let config = HostConfig { giant_pages: 1, huge_pages: 100, ..HostConfig::new(mib(1024), PageSize::Base4K) };
-        let mut managed = Managed::new(config, Box::new(Told(plans.into())), &mut mmu);
+        let mut managed = Managed::new(config, Box::new(ScriptedPolicy(plans.into())), &mut mmu);
         for round in 0..16 {
             // Every window is touched in the first round, as only then it may be part of a plan.
             (0..512).step_by(2).for_each(|window| managed.access(window * WINDOW, 1 << (12 + round), &mut mmu));

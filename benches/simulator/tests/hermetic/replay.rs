@@ -116,15 +116,15 @@ fn a_damaged_recording_is_refused_or_replayed_without_a_panic() {
 }
 
 /// A policy that requests the given actions, tick by tick.
-struct Told(VecDeque<Vec<Action>>);
+struct ScriptedPolicy(VecDeque<Vec<Action>>);
 
-impl Told {
-    fn ticks<const N: usize>(ticks: [Vec<Action>; N]) -> Told {
-        Told(ticks.into())
+impl ScriptedPolicy {
+    fn ticks<const N: usize>(ticks: [Vec<Action>; N]) -> ScriptedPolicy {
+        ScriptedPolicy(ticks.into())
     }
 }
 
-impl Policy for Told {
+impl Policy for ScriptedPolicy {
     fn name(&self) -> &'static str {
         "told"
     }
@@ -219,12 +219,12 @@ fn windows_that_the_recorded_policy_promoted_are_base_pages_for_another_policy()
     let done = (promote(0), OutcomeResult::Done, Cost { copied: mib(2), cpu: Duration::from_micros(700) });
     let mut making = making();
     making.tick(&[base(0, 128)], &[done]).tick(&[row(0, 512, Backing::Huge2M)], &[]);
-    let never = making.replay(&mut Told::ticks([]));
+    let never = making.replay(&mut ScriptedPolicy::ticks([]));
     assert_eq!((coverage(&never), never.resident_at_end), (vec![(1, 0)], kib(512)));
     let recorded = Recording::read(&making.bytes).unwrap().recorded();
     assert_eq!((coverage(&recorded), recorded.bloat), (vec![(1, 0), (2, 10_000)], kib(1536)));
     // a second later than the recorded policy: that tick has no recorded outcome, so the median applies
-    let late = making.replay(&mut Told::ticks([vec![], vec![promote(0)]]));
+    let late = making.replay(&mut ScriptedPolicy::ticks([vec![], vec![promote(0)]]));
     assert_eq!((late.cpu, late.bloat), (Duration::from_micros(700), kib(1536)));
 }
 
@@ -236,7 +236,7 @@ fn the_moves_of_a_recording_do_not_change_the_price_of_its_promotions() {
     let outcomes = [done(promote(0), mib(2), 700), done(sparse(1), kib(8), 20), done(sparse(2), kib(8), 20)];
     let mut making = making();
     making.tick(&rows, &outcomes).tick(&rows, &[]);
-    let late = making.replay(&mut Told::ticks([vec![], vec![promote(3)]]));
+    let late = making.replay(&mut ScriptedPolicy::ticks([vec![], vec![promote(3)]]));
     assert_eq!((late.copied, late.cpu), (mib(2), Duration::from_micros(700)));
 }
 
@@ -278,7 +278,7 @@ fn only_the_recorded_policy_gets_the_recorded_readings_of_the_guests_progress() 
 fn windows_that_were_large_from_the_start_stay_large() {
     let mut making = making();
     making.tick(&[row(0, 512, Backing::Huge2M)], &[]).tick(&[row(0, 512, Backing::Huge2M)], &[]);
-    assert_eq!(coverage(&making.replay(&mut Told::ticks([]))), [(1, 10_000)]);
+    assert_eq!(coverage(&making.replay(&mut ScriptedPolicy::ticks([]))), [(1, 10_000)]);
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn a_promoted_window_stays_large_while_it_is_present() {
     let mut making = making();
     making.tick(&[base(0, 8)], &[]).tick(&[base(0, 9)], &[]);
     making.tick(&[row(0, 0, Backing::Unbacked)], &[]).tick(&[base(0, 1)], &[]);
-    let tally = making.replay(&mut Told::ticks([vec![promote(0)]]));
+    let tally = making.replay(&mut ScriptedPolicy::ticks([vec![promote(0)]]));
     assert_eq!(coverage(&tally), [(1, 0), (2, 10_000), (3, 0)]);
     assert_eq!(tally.coverage_area, Duration::from_secs(1));
     assert_eq!(tally.coverage_mean(), PerTenThousand::new(3_333));
@@ -298,7 +298,7 @@ fn a_recorded_refusal_is_repeated_and_the_window_backs_off() {
     let refused = (promote(0), OutcomeResult::Refused(Refusal::NoHugePage), Cost::default());
     let mut making = making();
     making.tick(&[base(0, 8)], &[refused]).tick(&[base(0, 8)], &[]).tick(&[base(0, 8)], &[]);
-    let tally = making.replay(&mut Told::ticks([vec![promote(0)], vec![promote(0)]]));
+    let tally = making.replay(&mut ScriptedPolicy::ticks([vec![promote(0)], vec![promote(0)]]));
     assert_eq!((tally.count_of("promote_2m", "refused_no_huge_page"), tally.count_of("promote_2m", "done")), (1, 1));
     assert_eq!(coverage(&tally), [(1, 0), (3, 10_000)], "a quarter of a second of back-off is over a second later");
 }
@@ -312,7 +312,7 @@ fn impossible_actions_are_counted_and_cost_nothing() {
     let release = Action::Release { vm: VM, window };
     let demote = Action::Demote { vm: VM, window: WindowIndex::new(1), to: PageSize::Huge2M };
     let tick = vec![giant, release, promote(1), promote(2), promote(9), demote];
-    let tally = making.replay(&mut Told::ticks([tick]));
+    let tally = making.replay(&mut ScriptedPolicy::ticks([tick]));
     let counted: Vec<_> = tally.actions.iter().map(|((action, result), n)| (*action, *result, *n)).collect();
     assert_eq!(
         counted,
@@ -333,7 +333,7 @@ fn a_giant_takes_a_page_of_the_pool_until_the_pool_is_empty() {
     let mut making = making();
     making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
     let giant = |window| Action::Promote { vm: VM, window: WindowIndex::new(window), to: PageSize::Giant1G };
-    let tally = making.replay(&mut Told::ticks([vec![giant(0)], vec![giant(512)]]));
+    let tally = making.replay(&mut ScriptedPolicy::ticks([vec![giant(0)], vec![giant(512)]]));
     assert_eq!((tally.count_of("promote_1g", "done"), tally.count_of("promote_1g", "refused_no_huge_page")), (1, 1));
     assert_eq!((tally.copied, coverage(&tally)), (gib(1), vec![(1, 0), (2, 5_000)]));
 }
@@ -347,7 +347,7 @@ fn a_recorded_giant_has_its_earlier_pages_for_another_policy() {
     let giant = Action::Promote { vm: VM, window: WindowIndex::new(0), to: PageSize::Giant1G };
     let mut making = making();
     making.tick(&before, &[(giant, OutcomeResult::Done, Cost::default())]).tick(&after, &[]);
-    let never = making.replay(&mut Told::ticks([]));
+    let never = making.replay(&mut ScriptedPolicy::ticks([]));
     assert_eq!((coverage(&never), never.resident_at_end), (vec![(1, 0)], kib(32)));
 }
 
@@ -357,11 +357,11 @@ fn released_pages_are_gone_until_the_guest_uses_others() {
     let mut making = making();
     making.tick(&[seen], &[]).tick(&[seen], &[]);
     let release = Action::Release { vm: VM, window: WindowIndex::new(0) };
-    let tally = making.replay(&mut Told::ticks([vec![release]]));
+    let tally = making.replay(&mut ScriptedPolicy::ticks([vec![release]]));
     assert_eq!((tally.released, tally.resident_at_end), (kib(1600), kib(448)));
     assert_eq!(coverage(&tally), [(1, 10_000), (2, 0)]);
     making.tick(&[base(0, 500)], &[]);
-    assert_eq!(making.replay(&mut Told::ticks([vec![release]])).resident_at_end, kib(2000));
+    assert_eq!(making.replay(&mut ScriptedPolicy::ticks([vec![release]])).resident_at_end, kib(2000));
 }
 
 #[test]
@@ -370,10 +370,10 @@ fn demotion_of_anonymous_ram_splits_it_and_promotion_copies_it() {
     let mut making = making();
     making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
     let split = Action::Demote { vm: VM, window: WindowIndex::new(0), to: PageSize::Base4K };
-    let tally = making.replay(&mut Told::ticks([vec![split], vec![split]]));
+    let tally = making.replay(&mut ScriptedPolicy::ticks([vec![split], vec![split]]));
     assert_eq!((tally.count_of("demote_4k", "done"), tally.count_of("demote_4k", "skipped_already_done")), (1, 1));
     assert_eq!((coverage(&tally), tally.resident_at_end), (vec![(1, 10_000), (2, 0)], kib(2000)));
-    let tally = making.replay(&mut Told::ticks([vec![split], vec![promote(0)]]));
+    let tally = making.replay(&mut ScriptedPolicy::ticks([vec![split], vec![promote(0)]]));
     assert_eq!((tally.copied, coverage(&tally)), (mib(2), vec![(1, 10_000), (2, 0), (3, 10_000)]));
 }
 
@@ -385,13 +385,13 @@ fn a_vacated_window_of_anonymous_ram_has_all_contents_on_base_pages() {
     for making in [&mut anonymous, &mut memfd] {
         making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
     }
-    let tally = anonymous.replay(&mut Told::ticks([vec![vacate], vec![vacate]]));
+    let tally = anonymous.replay(&mut ScriptedPolicy::ticks([vec![vacate], vec![vacate]]));
     assert_eq!((tally.count_of("vacate", "done"), tally.count_of("vacate", "skipped_already_done")), (1, 1));
     assert_eq!((coverage(&tally), tally.resident_at_end), (vec![(1, 10_000), (2, 0)], mib(2)));
     assert_eq!((tally.copied, tally.released), (mib(2), Bytes::ZERO));
-    let tally = anonymous.replay(&mut Told::ticks([vec![vacate], vec![promote(0)]]));
+    let tally = anonymous.replay(&mut ScriptedPolicy::ticks([vec![vacate], vec![promote(0)]]));
     assert_eq!((tally.bloat, coverage(&tally)), (Bytes::ZERO, vec![(1, 10_000), (2, 0), (3, 10_000)]));
-    let tally = memfd.replay(&mut Told::ticks([vec![vacate]]));
+    let tally = memfd.replay(&mut ScriptedPolicy::ticks([vec![vacate]]));
     assert_eq!((tally.count_of("vacate", "skipped_no_mechanism"), coverage(&tally)), (1, vec![(1, 10_000)]));
 }
 
@@ -401,7 +401,7 @@ fn demotion_of_other_ram_holds_it_and_promotion_recovers_it_without_a_copy() {
     let mut making = Making::on("memfd", "never", BudgetLimits::default());
     making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
     let hold = Action::Demote { vm: VM, window: WindowIndex::new(0), to: PageSize::Base4K };
-    let tally = making.replay(&mut Told::ticks([vec![hold], vec![promote(0)], vec![promote(0)]]));
+    let tally = making.replay(&mut ScriptedPolicy::ticks([vec![hold], vec![promote(0)], vec![promote(0)]]));
     assert_eq!((tally.count_of("demote_4k", "done"), tally.copied), (1, Bytes::ZERO));
     assert_eq!(tally.count_of("promote_2m", "done"), 1);
     assert_eq!(tally.count_of("promote_2m", "skipped_already_done"), 1);

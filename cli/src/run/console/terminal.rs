@@ -80,19 +80,19 @@ impl Terminal {
     }
 
     /// Handles the signals, also those since raw mode was set, in a thread that does `begin` first.
-    pub(super) fn hear(&mut self, begin: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    pub(super) fn handle_signals(&mut self, begin: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let Some(signals) = self.signals.take() else { return Ok(()) };
-        let (heard, told) = (Arc::clone(&self.modes), self.interrupts.clone());
+        let (modes, interrupts) = (Arc::clone(&self.modes), self.interrupts.clone());
         let work = move || {
             begin();
-            hear(signals, &heard, &told);
+            handle_signals(signals, &modes, &interrupts);
         };
         std::thread::Builder::new().name("terminal".into()).spawn(work).map(drop)
     }
 }
 
 /// Runs for as long as the process lives.
-fn hear(mut signals: Signals, modes: &Modes, interrupts: &Interrupts) {
+fn handle_signals(mut signals: Signals, modes: &Modes, interrupts: &Interrupts) {
     let mut is_second = false;
     for signal in signals.forever() {
         match signal {

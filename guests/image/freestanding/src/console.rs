@@ -34,7 +34,7 @@ static BYTES_IN_FIFO: AtomicU32 = AtomicU32::new(0);
 /// Set when the program has begun to die: no ordinary line follows.
 static IS_DYING: AtomicBool = AtomicBool::new(false);
 
-/// The line port, 0 if there is none.
+/// Address of the line port; 0 on a VMM without one.
 static LINE_PORT: AtomicU16 = AtomicU16::new(0);
 
 /// The piece that the VMM reads. Only the vCPU that holds the lock of the lines touches it.
@@ -45,7 +45,7 @@ unsafe impl Sync for SharedPiece {}
 
 static PIECE: SharedPiece = SharedPiece(UnsafeCell::new(LinePiece { length: 0, bytes: [0; LINE_PIECE_BYTES_MAX] }));
 
-/// Takes the line port from the boot data. A number that is no port is none.
+/// Takes the line port from the boot data. A number above the highest port means that the VMM has no line port.
 pub fn set_line_port(port: u64) {
     LINE_PORT.store(u16::try_from(port).unwrap_or(0), Ordering::Relaxed);
 }

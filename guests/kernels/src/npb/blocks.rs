@@ -7,7 +7,7 @@
 //! Each number stands for `W` adjacent lines, which are computed at once.
 
 use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS};
-use super::lines::{Lanes, Lined};
+use super::lines::{Lanes, PointLanes};
 use crate::vectors::NARROW;
 
 /// A block of each of `W` lines.
@@ -101,7 +101,7 @@ pub const fn identity<const W: usize>() -> Block<W> {
 }
 
 /// This vector beside a block of zeros.
-pub fn beside_zero<const W: usize>(vector: &Lined<W>) -> Left<W> {
+pub fn beside_zero<const W: usize>(vector: &PointLanes<W>) -> Left<W> {
     vector.map(|last| {
         let mut row = [[0.0; W]; COMPONENTS + 1];
         row[COMPONENTS] = last;

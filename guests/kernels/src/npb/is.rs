@@ -59,7 +59,7 @@ const OPERATIONS_PER_KEY: u64 = ITERATIONS as u64;
 
 /// A key with a known rank: `rank + slope · iteration`.
 #[derive(Clone, Copy)]
-struct Known {
+struct KnownRank {
     index: usize,
     rank: i64,
     slope: i64,
@@ -71,11 +71,11 @@ struct Problem {
     log2_keys: u32,
     log2_max_key: u32,
     log2_buckets: u32,
-    known: [Known; TESTS],
+    known: [KnownRank; TESTS],
 }
 
-const fn known(index: usize, rank: i64, slope: i64) -> Known {
-    Known { index, rank, slope }
+const fn known(index: usize, rank: i64, slope: i64) -> KnownRank {
+    KnownRank { index, rank, slope }
 }
 
 /// The references are the NPB's, with the constant part of their change from iteration to iteration written out.
@@ -290,7 +290,7 @@ impl<'p, 'm> Sort<'p, 'm> {
         } else {
             self.count();
         }
-        let is_wrong = |(known, key): &(Known, u32)| {
+        let is_wrong = |(known, key): &(KnownRank, u32)| {
             let rank = known.rank + known.slope * i64::from(iteration);
             *key == 0 || i64::from(self.cumulative[*key as usize - 1]) != rank
         };
@@ -341,7 +341,7 @@ impl<'p, 'm> Sort<'p, 'm> {
             keys[range].iter().for_each(|key| sizes[(key >> shift) as usize] += 1);
         });
         turn_sizes_into_positions(self.positions, buckets);
-        let borders = Borders::new(&self.positions[..buckets], keys.len(), members);
+        let borders = BucketRanges::new(&self.positions[..buckets], keys.len(), members);
 
         let sorted = as_atomics(self.sorted);
         let parts = self.positions.chunks_exact_mut(buckets).zip(ranges(keys.len(), members));
@@ -416,13 +416,13 @@ fn turn_sizes_into_positions(sizes: &mut [u32], buckets: usize) {
 
 /// The contiguous buckets that each vCPU counts, with nearly as many keys each, because the middle buckets are the
 /// largest.
-struct Borders {
+struct BucketRanges {
     members: usize,
     /// First bucket of each vCPU, and the index of its first key.
     starts: [(usize, usize); wideleaf_protocol::VCPUS_MAX + 1],
 }
 
-impl Borders {
+impl BucketRanges {
     /// Computes them from the position of each bucket's first key.
     fn new(positions: &[u32], keys: usize, members: usize) -> Self {
         let mut starts = [(positions.len(), keys); wideleaf_protocol::VCPUS_MAX + 1];

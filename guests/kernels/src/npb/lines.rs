@@ -22,11 +22,11 @@ use crate::vectors::{self, NARROW, Vectorized};
 /// One number of each line.
 pub type Lanes<const W: usize = NARROW> = [f64; W];
 /// A point of each line, by component.
-pub type Lined<const W: usize = NARROW> = [Lanes<W>; COMPONENTS];
+pub type PointLanes<const W: usize = NARROW> = [Lanes<W>; COMPONENTS];
 
 /// Converts from line-major to component-major order.
 #[inline(always)]
-pub fn by_component<const W: usize>(points: [Point; W]) -> Lined<W> {
+pub fn by_component<const W: usize>(points: [Point; W]) -> PointLanes<W> {
     let mut lined = [[0.0; W]; COMPONENTS];
     for (line, point) in points.iter().enumerate() {
         for (lanes, number) in lined.iter_mut().zip(point) {
@@ -38,7 +38,7 @@ pub fn by_component<const W: usize>(points: [Point; W]) -> Lined<W> {
 
 /// Converts from component-major to line-major order.
 #[inline(always)]
-pub fn by_line<const W: usize>(points: &Lined<W>) -> [Point; W] {
+pub fn by_line<const W: usize>(points: &PointLanes<W>) -> [Point; W] {
     let mut by_line = [[0.0; COMPONENTS]; W];
     for (m, lanes) in points.iter().enumerate() {
         for (point, number) in by_line.iter_mut().zip(lanes) {

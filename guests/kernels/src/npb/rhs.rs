@@ -285,10 +285,10 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
     #[inline(always)]
     pub fn add_flux<const AXIS: usize, const N: usize>(&self, start: usize, count: usize, change: &mut Columns<N>) {
         let (stride, factors) = (self.grid.stride(AXIS), self.factors);
-        let scalar = |index: usize| Beside::new(self.scalars[index], start, stride, count);
+        let scalar = |index: usize| Neighbours::new(self.scalars[index], start, stride, count);
         let velocity = [scalar(VELOCITY), scalar(VELOCITY + 1), scalar(VELOCITY + 2)];
         let (own, qs, rho_i, square) = (&velocity[AXIS], scalar(QS), scalar(RHO_I), scalar(SQUARE));
-        let u = Beside::new(self.u, start, stride, count);
+        let u = Neighbours::new(self.u, start, stride, count);
         let [mass, momentum @ .., energy] = change;
         let momentum = momentum.each_mut().map(|column| &mut column[..count]);
         let (mass, energy) = (&mut mass[..count], &mut energy[..count]);
@@ -323,13 +323,13 @@ pub type Columns<const N: usize> = [[f64; N]; COMPONENTS];
 const INTERIOR_MAX: usize = 160;
 
 /// `count` elements of a field, and those one stride before and behind.
-struct Beside<'a, T> {
+struct Neighbours<'a, T> {
     before: &'a [T],
     here: &'a [T],
     behind: &'a [T],
 }
 
-impl<'a, T> Beside<'a, T> {
+impl<'a, T> Neighbours<'a, T> {
     #[inline(always)]
     fn new(field: &'a [T], start: usize, stride: usize, count: usize) -> Self {
         let from = |start: usize| &field[start..][..count];

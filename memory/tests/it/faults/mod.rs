@@ -84,7 +84,7 @@ pub enum Meminfo {
 }
 
 /// The real host, except that it answers some uses of an advice itself, and reports the test's amount of memory.
-pub struct Meddling {
+pub struct AlteredHost {
     real: LinuxHost,
     pub meminfo: Mutex<Meminfo>,
     /// An advice, the number of its next uses that are not passed on, and their errno (0: "done").
@@ -95,9 +95,9 @@ pub struct Meddling {
     pub map_over_fails: AtomicU64,
 }
 
-impl Meddling {
-    pub fn with_memory(meminfo: Meminfo) -> Meddling {
-        Meddling {
+impl AlteredHost {
+    pub fn with_memory(meminfo: Meminfo) -> AlteredHost {
+        AlteredHost {
             real: LinuxHost::open().unwrap(),
             meminfo: Mutex::new(meminfo),
             swallow: Mutex::default(),
@@ -107,17 +107,17 @@ impl Meddling {
     }
 
     /// Ordinary memory stands for giant pages: a page appears where it is touched, so that a test needs no pool.
-    pub fn with_ordinary_giants() -> Meddling {
-        Meddling { has_ordinary_giants: true, ..Meddling::with_memory(Meminfo::AsItIs) }
+    pub fn with_ordinary_giants() -> AlteredHost {
+        AlteredHost { has_ordinary_giants: true, ..AlteredHost::with_memory(Meminfo::AsItIs) }
     }
 
-    pub fn swallowing(self, advice: Advice, times: u64, errno: i32) -> Arc<Meddling> {
+    pub fn swallowing(self, advice: Advice, times: u64, errno: i32) -> Arc<AlteredHost> {
         *self.swallow.lock() = Some((advice, times, errno));
         Arc::new(self)
     }
 }
 
-impl Host for Meddling {
+impl Host for AlteredHost {
     fn now(&self) -> Moment {
         self.real.now()
     }
@@ -165,7 +165,7 @@ impl Host for Meddling {
     }
 }
 
-impl GiantMappings for Meddling {
+impl GiantMappings for AlteredHost {
     fn create_giant(&self) -> Result<GiantFile, HostError> {
         if !self.has_ordinary_giants {
             return self.real.create_giant();
@@ -203,4 +203,4 @@ impl GiantMappings for Meddling {
     }
 }
 
-impl Userfaultfds for Meddling {}
+impl Userfaultfds for AlteredHost {}

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use wideleaf_control::view::PromotableView;
-use wideleaf_memory::pool::{NodeRoom, PoolStatus};
+use wideleaf_memory::pool::{NodeMemory, PoolStatus};
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::Engine;
@@ -41,11 +41,11 @@ impl Engine {
 }
 
 /// Memory of all nodes. `spare`: available memory beyond the part that is kept free on the host.
-fn promotable(room: &[NodeRoom], pools: &[PoolStatus], spare: Bytes) -> Option<PromotableView> {
+fn promotable(room: &[NodeMemory], pools: &[PoolStatus], spare: Bytes) -> Option<PromotableView> {
     if room.is_empty() {
         return None;
     }
-    let sum = |of: &dyn Fn(&NodeRoom) -> u64| room.iter().fold(0, |sum: u64, node| sum.saturating_add(of(node)));
+    let sum = |of: &dyn Fn(&NodeMemory) -> u64| room.iter().fold(0, |sum: u64, node| sum.saturating_add(of(node)));
     let within = |bytes: u64| bytes.min(spare.get());
     let [huge, giant] = [PageSize::Huge2M, PageSize::Giant1G].map(|size| size.bytes().get());
     let whole = sum(&|node| node.whole_blocks).saturating_mul(huge);
@@ -71,8 +71,8 @@ mod tests {
     use wideleaf_memory::pool::Blocks;
     use wideleaf_policies::units::{gib, mib};
 
-    fn node(node: u32, free: Bytes, whole_blocks: u64, compactable_blocks: u64) -> NodeRoom {
-        NodeRoom { node, free, whole_blocks, compactable_blocks, ..NodeRoom::default() }
+    fn node(node: u32, free: Bytes, whole_blocks: u64, compactable_blocks: u64) -> NodeMemory {
+        NodeMemory { node, free, whole_blocks, compactable_blocks, ..NodeMemory::default() }
     }
 
     fn giants(free: u64, reserved: u64) -> PoolStatus {
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn gibibytes_without_enough_movable_blocks_cannot_be_emptied() {
         let movable = Blocks { movable: 1023, unmovable: 2, reclaimable: 0 };
-        let room = NodeRoom { blocks: Some(movable), ..node(0, gib(3), 1024, 256) };
+        let room = NodeMemory { blocks: Some(movable), ..node(0, gib(3), 1024, 256) };
         assert_eq!(promotable(&[room], &[], gib(64)).expect("known").compacted_1g, gib(1).get());
     }
 

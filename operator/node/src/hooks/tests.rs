@@ -1,3 +1,5 @@
+//! The hooks of a node, with a fake daemon in this process that a test scripts.
+
 use super::*;
 use crate::annotations::{GUARANTEE, HUGE_PAGES, POLICY};
 use crate::matching::tests::{POD, guest};

@@ -1,3 +1,5 @@
+//! The plugin's tables and explanations, on the objects of a fake API server in this process.
+
 use super::*;
 use crate::annotations::Requested;
 use crate::matching::tests::guest;

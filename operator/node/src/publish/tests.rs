@@ -1,3 +1,5 @@
+//! Conditions, annotations and events, as a fake API server in this process receives them. Times are given, not waited.
+
 use super::*;
 use crate::annotations::Requested;
 use crate::matching::tests::{guest, identity};
@@ -62,7 +64,7 @@ fn ready() -> Value {
 }
 
 #[tokio::test]
-async fn a_vmis_condition_is_added_beside_those_of_others_and_replaced_alone() {
+async fn a_vmis_condition_is_added_beside_other_conditions_and_replaced_alone() {
     let mut bench = Bench::new();
     bench.api.put(VMI, object("v-1", &json!({"conditions": [ready()]})));
     assert!(!bench.publish(&vmi_target(), 96, 0).await, "the first verdict is no change");

@@ -1,3 +1,5 @@
+//! Rounds of the agent with a fake API server and a fake daemon in this process, between which a test changes guests.
+
 use super::*;
 use crate::annotations::{GUARANTEE, POLICY};
 use crate::matching::tests::{POD, guest, identity, objects, pod, vmi};
@@ -162,7 +164,7 @@ async fn a_round_publishes_the_guest_and_the_node() {
 }
 
 #[tokio::test]
-async fn memory_of_guests_that_request_the_resource_is_added_and_that_of_others_is_not() {
+async fn memory_of_guests_is_added_only_for_guests_that_request_the_resource() {
     // 40 GiB are held: of a pod with a smaller request the scheduler subtracts that request alone.
     for (requested_gib, expected) in [(0, "3"), (40, "43"), (10, "13"), (60, "43")] {
         let mut bench = Bench::new(&[PodFacts { requested_gib, ..launcher() }], &[vmi()], WITH_VMIS);

@@ -2,7 +2,7 @@
 //! are split because several nodes fight over them.
 //!
 //! ```text
-//!   promotion     a page of the node that touches the window; there is none ─▶ that of a cold window of this node, if
+//!   promotion     a page of the node that touches the window; none is left ─▶ that of a cold window of this node, if
 //!                 it saves twice as much as that; or else it waits (KeptSmall::NoneOnNode), unless it is remote
 //!                 already: then it becomes huge where it is
 //!   huge, remote  misses/s × cycles of a remote reference × horizon  ≥  cost of a move × hysteresis   ─▶ move

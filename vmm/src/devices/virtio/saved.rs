@@ -222,7 +222,10 @@ pub enum NotAtRest {
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreDeviceError {
     /// The VM has another device there.
-    #[error("the snapshot has a device of kind {saved:?} there, and this VM one of kind {here:?}")]
+    #[error(
+        "the snapshot has a device of kind {saved:?} there, and this VM one of kind {here:?}; name the devices in the \
+         order in which the saved VM had them"
+    )]
     OtherKind {
         /// Kind of the saved device.
         saved: DeviceKind,

@@ -65,7 +65,8 @@ impl NotifiedUpTo {
         if before == now {
             return Ok(false);
         }
-        // Used chains become visible before the driver's wish is read; the driver does the two in the other order.
+        // Used chains become visible before the field is read in which the driver asks for notifications; the driver
+        // does the two in the other order.
         fence(Ordering::SeqCst);
         let load = |address: u64| -> Result<u16, BrokenQueue> {
             let word = view.load::<u16>(GuestAddress(address), Ordering::Relaxed);

@@ -125,7 +125,7 @@ impl VirtioDevice for Vsock {
             has_reset: std::mem::take(&mut self.is_restored),
             notified,
             is_broken: false,
-            is_deaf: false,
+            is_accepting_paused: false,
         };
         let service = Service::new(worker);
         self.running = Some((activation.io_thread.add(Box::new(Served(Arc::clone(&service))))?, service));

@@ -1,3 +1,6 @@
+//! Pictures as documents of XML: each is read back, and its texts, lengths and lines are compared with its data. No
+//! file is written.
+
 use quick_xml::Reader;
 use quick_xml::events::Event;
 

@@ -15,8 +15,8 @@ use serde_json::json;
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_experiments::disturbance::{
-    DAEMON_CPU_S, DisturbedGuests, Event, FREE_HUGE_PAGES, KHUGEPAGED_CPU_S, Keeper, LOOK_EVERY_MS, TO_NEARLY_ALL_S,
-    WATCHED_S,
+    DAEMON_CPU_S, DisturbedGuests, Event, FREE_HUGE_PAGES, KHUGEPAGED_CPU_S, LOOK_EVERY_MS, PromotionOwner,
+    TO_NEARLY_ALL_S, WATCHED_S,
 };
 use wideleaf_experiments::each_guest::{AT_THE_SAME_TIME, AT_THE_SAME_TIME_MIN_PERCENT};
 use wideleaf_experiments::metric::Metric;
@@ -24,7 +24,7 @@ use wideleaf_experiments::results::Measured;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 
-use super::qemu::{Look, Watch, with_clock};
+use super::qemu::{RamSample, Watch, with_clock};
 use super::together::Daemon;
 use super::together::shared_time::{SharedTime, TimedPart};
 use super::wideleaf_run::MIB;
@@ -59,7 +59,7 @@ pub(super) fn run(work: &DisturbedGuests, timeout: Duration, interrupts: &Interr
     let work = &DisturbedGuests { guest: with_clock(&work.guest), ..work.clone() };
     let place = Place::make()?;
     let hog = work.event.hog_at_the_start().map(Hog::take).transpose().map_err(Failure::Host)?;
-    let daemon = (work.keeper == Keeper::Daemon).then(|| Daemon::start(interrupts)).transpose()?;
+    let daemon = (work.keeper == PromotionOwner::Daemon).then(|| Daemon::start(interrupts)).transpose()?;
     let deadline = Deadline { at: Instant::now() + timeout, timeout };
     let mut state =
         RunState { work, place, daemon, interrupts, deadline, guests: vec![], hog, seen: vec![], notes: vec![] };
@@ -80,16 +80,16 @@ struct Deadline {
 }
 
 /// One guest, in the QEMU that has it now.
-struct Watched {
+struct WatchedGuest {
     machine: Machine,
     watch: Watch,
     said: GuestMessages,
 }
 
 /// What was seen at one instant.
-struct Seen {
+struct GuestsSample {
     at: Instant,
-    looks: Vec<Look>,
+    looks: Vec<RamSample>,
     free_huge_pages: u64,
 }
 
@@ -100,9 +100,9 @@ struct RunState<'a> {
     daemon: Option<Daemon>,
     interrupts: &'a Interrupts,
     deadline: Deadline,
-    guests: Vec<Watched>,
+    guests: Vec<WatchedGuest>,
     hog: Option<Hog>,
-    seen: Vec<Seen>,
+    seen: Vec<GuestsSample>,
     notes: Vec<String>,
 }
 
@@ -111,7 +111,7 @@ impl RunState<'_> {
     fn start(&mut self, number: u32) -> Result<(), Failure> {
         let machine = self.machine(&format!("stock-{number}"), None)?;
         let watch = Watch::of(machine.pid());
-        self.guests.push(Watched { machine, watch, said: GuestMessages::default() });
+        self.guests.push(WatchedGuest { machine, watch, said: GuestMessages::default() });
         self.wait("a guest's timed part", |guests| guests.iter().all(|guest| guest.said.began.is_some()))
     }
 
@@ -128,7 +128,7 @@ impl RunState<'_> {
     }
 
     /// Reads consoles and looks at RAM until the guests are as wanted.
-    fn wait(&mut self, what: &str, mut is_there: impl FnMut(&mut [Watched]) -> bool) -> Result<(), Failure> {
+    fn wait(&mut self, what: &str, mut is_there: impl FnMut(&mut [WatchedGuest]) -> bool) -> Result<(), Failure> {
         loop {
             self.interrupts.check()?;
             self.look()?;
@@ -150,16 +150,16 @@ impl RunState<'_> {
 
     /// Reads consoles, and looks at RAM when it is time to.
     fn look(&mut self) -> Result<(), Failure> {
-        for Watched { machine, said, .. } in &mut self.guests {
+        for WatchedGuest { machine, said, .. } in &mut self.guests {
             machine.tell(said);
             // A guest that gave up would be waited for without end.
             if said.is_over() { said.judge()? } else { machine.check(said)? }
         }
         let at = Instant::now();
         if self.seen.last().is_none_or(|seen| at.duration_since(seen.at) >= LOOK_EVERY) {
-            let look = |guest: &mut Watched| guest.watch.look(&[guest.said.hot?.1]);
+            let look = |guest: &mut WatchedGuest| guest.watch.look(&[guest.said.hot?.1]);
             let looks = self.guests.iter_mut().filter_map(look).collect();
-            self.seen.push(Seen { at, looks, free_huge_pages: free_blocks_now() });
+            self.seen.push(GuestsSample { at, looks, free_huge_pages: free_blocks_now() });
         }
         Ok(())
     }
@@ -203,11 +203,11 @@ impl RunState<'_> {
         self.monitor().command("migrate-set-parameters", &bandwidth)?;
         self.monitor().command("migrate", &json!({ "uri": "exec:cat > saved" }))?;
         self.until_migrated()?;
-        let Watched { machine, mut said, .. } = self.guests.remove(0);
+        let WatchedGuest { machine, mut said, .. } = self.guests.remove(0);
         machine.end(&mut said);
         self.hog = hog_pages_2m.map(Hog::take).transpose().map_err(Failure::Host)?;
         let machine = self.machine("stock-restored", Some("exec:cat saved"))?;
-        self.guests.push(Watched { watch: Watch::of(machine.pid()), machine, said });
+        self.guests.push(WatchedGuest { watch: Watch::of(machine.pid()), machine, said });
         self.until_it_runs()
     }
 
@@ -224,9 +224,9 @@ impl RunState<'_> {
         self.pass(PRECOPY_FOR)?;
         self.monitor().command("migrate-start-postcopy", &json!({}))?;
         self.until_migrated()?;
-        let Watched { machine, mut said, .. } = self.guests.remove(0);
+        let WatchedGuest { machine, mut said, .. } = self.guests.remove(0);
         machine.end(&mut said);
-        self.guests.push(Watched { watch: Watch::of(target.pid()), machine: target, said });
+        self.guests.push(WatchedGuest { watch: Watch::of(target.pid()), machine: target, said });
         self.until_it_runs()
     }
 
@@ -292,7 +292,8 @@ impl RunState<'_> {
         let guests = self.guests.len();
         let (Some(since), Some(ended)) = (since.or(named), ended) else { return Ok(measured) };
         let last = self.seen.iter().rfind(|seen| seen.at <= ended && seen.looks.len() == guests);
-        let resident = |seen: &Seen| seen.looks.iter().map(|look| look.backing.resident().get() as f64 / MIB).sum();
+        let resident =
+            |seen: &GuestsSample| seen.looks.iter().map(|look| look.backing.resident().get() as f64 / MIB).sum();
         put(Metric::ResidentMib, last.map(resident));
         put(Metric::CoveragePercent, last.and_then(|seen| Some(covered(seen)? * 100.0)));
         let reached = time_to_nearly_all(&self.seen, guests, since, ended);
@@ -337,16 +338,16 @@ impl Rates {
 }
 
 /// Share of the hot sets on huge pages; `None` if none was seen.
-fn covered(seen: &Seen) -> Option<f64> {
+fn covered(seen: &GuestsSample) -> Option<f64> {
     let windows: u64 = seen.looks.iter().map(|look| look.windows).sum();
     let large: u64 = seen.looks.iter().map(|look| look.windows_large).sum();
     (windows > 0).then(|| large as f64 / windows as f64)
 }
 
 /// Time from `since` to the first look that found 99 % of the hot sets of all guests on huge pages.
-fn time_to_nearly_all(seen: &[Seen], guests: usize, since: Instant, ended: Instant) -> Option<Duration> {
+fn time_to_nearly_all(seen: &[GuestsSample], guests: usize, since: Instant, ended: Instant) -> Option<Duration> {
     let watched = seen.iter().filter(|seen| seen.at >= since && seen.at <= ended && seen.looks.len() == guests);
-    let is_all = |seen: &&Seen| covered(seen).is_some_and(|share| share >= NEARLY_ALL);
+    let is_all = |seen: &&GuestsSample| covered(seen).is_some_and(|share| share >= NEARLY_ALL);
     watched.into_iter().find(is_all).map(|seen| seen.at.duration_since(since))
 }
 
@@ -358,7 +359,7 @@ mod tests {
 
     /// The end of a run after its guests have ended.
     fn end_beside(daemon: Option<Daemon>) -> Result<Measured, Failure> {
-        let (keeper, event) = (Keeper::Daemon, Event::Start);
+        let (keeper, event) = (PromotionOwner::Daemon, Event::Start);
         let work = DisturbedGuests { guest: Guest::new("gups", "", 64), count: 0, ram: QemuRam::Thp, keeper, event };
         let (place, interrupts) = (Place::make()?, Interrupts::install()?);
         let deadline = Deadline { at: Instant::now() + Duration::from_secs(60), timeout: Duration::from_secs(60) };
@@ -421,10 +422,10 @@ mod tests {
     }
 
     /// A look at each of these guests, of which the given number of 100 windows are large.
-    fn seen(began: Instant, at_ms: u64, large: &[u64]) -> Seen {
+    fn seen(began: Instant, at_ms: u64, large: &[u64]) -> GuestsSample {
         let at = began + Duration::from_millis(at_ms);
-        let look = |large: &u64| Look::of_windows(at, HostBacking::default(), 100, *large);
-        Seen { at, looks: large.iter().map(look).collect(), free_huge_pages: 0 }
+        let look = |large: &u64| RamSample::of_windows(at, HostBacking::default(), 100, *large);
+        GuestsSample { at, looks: large.iter().map(look).collect(), free_huge_pages: 0 }
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(super) fn watched(
     look_every: Duration,
     timeout: Duration,
     interrupts: &Interrupts,
-) -> Result<Ended, Failure> {
+) -> Result<EndedGuest, Failure> {
     let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
     let folder = TemporaryFolder::new().map_err(|error| host("make a temporary folder", &error))?;
     let (image, words) = (folder.path().join("guest.elf"), folder.path().join("words"));
@@ -78,7 +78,7 @@ pub(super) fn watched(
         failure.during(words.trim().lines().last().unwrap_or(QEMU))
     })?;
     report.judge()?;
-    Ok(Ended { report, seen, began })
+    Ok(EndedGuest { report, seen, began })
 }
 
 /// The guest with the frequency of its clock, which QEMU does not tell it: a guest that measures it against QEMU's
@@ -116,10 +116,10 @@ pub(super) fn listen(console: ChildStdout) -> Receiver<(Instant, String)> {
 }
 
 #[cfg(test)]
-impl Look {
+impl RamSample {
     /// A look that found this.
-    pub(super) fn of_windows(at: Instant, backing: HostBacking, windows: u64, windows_large: u64) -> Look {
-        Look { at, backing, windows, windows_large, resident: None }
+    pub(super) fn of_windows(at: Instant, backing: HostBacking, windows: u64, windows_large: u64) -> RamSample {
+        RamSample { at, backing, windows, windows_large, resident: None }
     }
 }
 
@@ -133,33 +133,33 @@ pub(super) struct Watch {
 
 /// Everything that was observed.
 #[derive(Debug, Default)]
-struct Seen {
+struct Observations {
     lines: Vec<(Instant, String)>,
-    looks: Vec<Look>,
+    looks: Vec<RamSample>,
     /// Names of the kernel's sets of data.
     sets: Vec<String>,
     /// What each look found of them, in their order.
-    of_sets: Vec<Vec<OfSet>>,
+    of_sets: Vec<Vec<SetBacking>>,
 }
 
 /// Windows of one set of the kernel's data, and the number of large ones among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct OfSet {
+pub(super) struct SetBacking {
     pub(super) windows: u64,
     pub(super) windows_large: u64,
 }
 
 /// A guest that has ended.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct EndedGuest {
     report: GuestReport,
-    seen: Seen,
+    seen: Observations,
     began: Instant,
 }
 
 /// State of RAM at one instant.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
+pub(super) struct RamSample {
     /// Time of the sample.
     pub(super) at: Instant,
     /// All guest RAM.
@@ -183,8 +183,8 @@ impl Watch {
         look_every: Duration,
         deadline: Instant,
         interrupts: &Interrupts,
-    ) -> Result<Option<Seen>, Failure> {
-        let mut seen = Seen::default();
+    ) -> Result<Option<Observations>, Failure> {
+        let mut seen = Observations::default();
         let mut data = Vec::new();
         let mut next_look = Instant::now();
         loop {
@@ -213,12 +213,12 @@ impl Watch {
     }
 
     /// Samples RAM; `None` before the process has RAM, or after it has lost it.
-    pub(super) fn look(&mut self, data: &[GpaRange]) -> Option<Look> {
+    pub(super) fn look(&mut self, data: &[GpaRange]) -> Option<RamSample> {
         self.look_at_sets(data).map(|(look, _)| look)
     }
 
     /// The same, with what was found of each set of data.
-    fn look_at_sets(&mut self, data: &[GpaRange]) -> Option<(Look, Vec<OfSet>)> {
+    fn look_at_sets(&mut self, data: &[GpaRange]) -> Option<(RamSample, Vec<SetBacking>)> {
         if self.ram.is_empty() {
             let process = find::with_pid(&Places::default(), self.pid).ok()?;
             self.ram = ram::map(&process, None).pieces;
@@ -226,8 +226,8 @@ impl Watch {
         }
         let host = self.host.as_ref()?;
         let at = Instant::now();
-        let mut look = Look { at, backing: HostBacking::default(), windows: 0, windows_large: 0, resident: None };
-        let mut of_sets = vec![OfSet::default(); data.len()];
+        let mut look = RamSample { at, backing: HostBacking::default(), windows: 0, windows_large: 0, resident: None };
+        let mut of_sets = vec![SetBacking::default(); data.len()];
         for piece in &self.ram {
             for WindowBacking { window, resident, backing } in
                 self.sensor.sample(host, piece.range, piece.kind.fixed_page()).ok()?
@@ -266,7 +266,7 @@ fn resident(status: &str) -> Option<Bytes> {
     Some(Bytes::new((of("VmRSS")? + of("HugetlbPages").unwrap_or(0)) * 1024))
 }
 
-impl Seen {
+impl Observations {
     fn log(&self) -> String {
         self.lines.iter().map(|(_, line)| format!("{line}\n")).collect()
     }
@@ -278,7 +278,7 @@ impl Seen {
     }
 }
 
-impl Ended {
+impl EndedGuest {
     /// Lines of its console, with the time at which each came.
     pub(super) fn lines(&self) -> &[(Instant, String)] {
         &self.seen.lines
@@ -301,7 +301,7 @@ impl Ended {
     }
 
     /// Its sets of data by name, as the last look before the end of the timed part found them. Empty without a look.
-    pub(super) fn sets(&self) -> Vec<(&str, OfSet)> {
+    pub(super) fn sets(&self) -> Vec<(&str, SetBacking)> {
         let [_, Some(end)] = self.begin_and_end() else { return vec![] };
         let last = self.seen.looks.iter().rposition(|look| look.at <= end);
         let of_sets = last.map_or(&[][..], |last| &self.seen.of_sets[last]);
@@ -310,7 +310,7 @@ impl Ended {
 
     /// Measurements from the guest's output and the samples together.
     pub(super) fn measured(&self) -> Measured {
-        let Ended { report, seen, began } = self;
+        let EndedGuest { report, seen, began } = self;
         let timed = self.timed();
         let [begin, end] = self.begin_and_end();
         let mut measured = Measured::default();
@@ -319,8 +319,8 @@ impl Ended {
         put(Metric::Seconds, report.results.get("seconds").map(|s| s.value).or(timed.and_then(|phase| phase.seconds)));
         let first = seen.lines.iter().find(|(_, line)| parse(line).is_some());
         put(Metric::FirstByteMs, first.map(|(at, _)| (*at - *began).as_secs_f64() * 1e3));
-        let covered = |look: &&Look| look.windows > 0;
-        let percent = |look: &Look| look.windows_large as f64 * 100.0 / look.windows as f64;
+        let covered = |look: &&RamSample| look.windows > 0;
+        let percent = |look: &RamSample| look.windows_large as f64 * 100.0 / look.windows as f64;
         let last = end.and_then(|end| seen.looks.iter().rfind(|look| look.at <= end));
         put(Metric::ResidentMib, last.and_then(|look| look.resident).map(|bytes| bytes.get() as f64 / MIB));
         put(Metric::CoveragePercent, last.filter(covered).map(percent));
@@ -335,7 +335,7 @@ impl Ended {
     }
 }
 
-fn sample(look: &Look, begin: Instant) -> Sample {
+fn sample(look: &RamSample, begin: Instant) -> Sample {
     let mib = |bytes: Bytes| bytes.get() as f64 / MIB;
     let before = begin.saturating_duration_since(look.at).as_secs_f64();
     Sample {
@@ -367,22 +367,22 @@ mod tests {
 
     /// A line every 100 ms, and a sample between two of them. `large` is the number of large windows, of the
     /// table's four, in each.
-    fn seen(began: Instant, large: &[u64]) -> Seen {
+    fn seen(began: Instant, large: &[u64]) -> Observations {
         let at = |ms: usize| began + Duration::from_millis(ms as u64);
         let lines = CONSOLE.lines().enumerate().map(|(index, line)| (at(100 * (index + 1)), line.to_owned()));
         let look = |(index, large): (usize, &u64)| {
             let backing = HostBacking { huge_2m: mib(2) * *large, ..HostBacking::default() };
             let resident = Some(mib(100 + index as u64));
-            Look { at: at(100 * index + 50), backing, windows: 4, windows_large: *large, resident }
+            RamSample { at: at(100 * index + 50), backing, windows: 4, windows_large: *large, resident }
         };
         let looks = large.iter().enumerate().map(look).collect();
-        let of_sets = large.iter().map(|large| vec![OfSet { windows: 4, windows_large: *large }]).collect();
-        Seen { lines: lines.collect(), looks, sets: vec!["table".into()], of_sets }
+        let of_sets = large.iter().map(|large| vec![SetBacking { windows: 4, windows_large: *large }]).collect();
+        Observations { lines: lines.collect(), looks, sets: vec!["table".into()], of_sets }
     }
 
-    fn ended(began: Instant, large: &[u64]) -> Ended {
+    fn ended(began: Instant, large: &[u64]) -> EndedGuest {
         let seen = seen(began, large);
-        Ended { report: GuestReport::of_log(&seen.log()).expect("a whole run"), seen, began }
+        EndedGuest { report: GuestReport::of_log(&seen.log()).expect("a whole run"), seen, began }
     }
 
     #[test]
@@ -400,7 +400,11 @@ mod tests {
         assert_eq!(value(Metric::ResidentMib), Some(105.0));
         assert_eq!(measured.series.len(), 7);
         assert!((measured.series[0].at_s + 0.45).abs() < 1e-9, "times before the begin are negative");
-        assert_eq!(ended.sets(), [("table", OfSet { windows: 4, windows_large: 4 })], "at the end of the timed part");
+        assert_eq!(
+            ended.sets(),
+            [("table", SetBacking { windows: 4, windows_large: 4 })],
+            "at the end of the timed part"
+        );
     }
 
     #[test]

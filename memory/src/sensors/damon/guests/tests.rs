@@ -1,3 +1,5 @@
+//! The monitor of several guests on captured files of DAMON in a temporary folder: the kernel's DAMON is not touched.
+
 use super::*;
 use crate::sensors::damon::fake_tree::{BASE, add_region, add_target, put, said, say, tree};
 use crate::sensors::damon::{give_back_left_behind, kdamonds, probe};

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::AtomicU32;
 
-use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, NodeRoom, Note, OnShortage, PoolStatus, Settled};
+use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, NodeMemory, Note, OnShortage, PoolStatus, Settled};
 
 use super::*;
 use crate::block_supply::NoSupply;
@@ -84,7 +84,7 @@ impl Pools for Mortal {
         Pools::status(&self.pools)
     }
 
-    fn room(&self) -> Vec<NodeRoom> {
+    fn room(&self) -> Vec<NodeMemory> {
         Vec::new()
     }
 }

@@ -70,7 +70,7 @@ pub(super) struct Serving {
 
 /// The reasons why the device cannot continue.
 #[derive(Debug, thiserror::Error)]
-enum Broken {
+enum ServingError {
     #[error(transparent)]
     Queue(#[from] BrokenQueue),
     #[error("the driver put more than {PAGES_MAX} page numbers into one buffer")]
@@ -116,7 +116,7 @@ impl Serving {
         events
     }
 
-    fn serve(&mut self, number: u32) -> Result<(), Broken> {
+    fn serve(&mut self, number: u32) -> Result<(), ServingError> {
         let Serving { queues, ask, memory, interrupt, give_back, tells, handle, .. } = self;
         let chains = ChainServer { memory, interrupt };
         let malformed = &handle.counters().chains_malformed;
@@ -127,7 +127,7 @@ impl Serving {
                 requests,
                 |chain| page_numbers(&chain, malformed),
                 |pages| {
-                    let pages = pages.ok_or(Broken::TooManyPages)?;
+                    let pages = pages.ok_or(ServingError::TooManyPages)?;
                     match tells {
                         true => give_back.inflate(pages),
                         false => runs(pages).into_iter().for_each(|run| give_back.report(run)),
@@ -140,7 +140,7 @@ impl Serving {
                 requests,
                 |chain| page_numbers(&chain, malformed),
                 |pages| {
-                    give_back.deflate(pages.ok_or(Broken::TooManyPages)?);
+                    give_back.deflate(pages.ok_or(ServingError::TooManyPages)?);
                     Ok(())
                 },
             ),
@@ -181,8 +181,8 @@ impl ChainServer<'_> {
         queue: &mut ActiveQueue,
         requests: &AtomicU64,
         read: impl Fn(Chain<'_>) -> T,
-        done: impl Fn(T) -> Result<(), Broken>,
-    ) -> Result<(), Broken> {
+        done: impl Fn(T) -> Result<(), ServingError>,
+    ) -> Result<(), ServingError> {
         let _ = queue.kick.read();
         for _ in 0..CHAINS_AT_ONCE {
             let Some((head, found)) = queue.take(self.memory, &read)? else {
@@ -206,7 +206,7 @@ impl ChainServer<'_> {
         queue: Option<&mut StatisticsQueue>,
         handle: &BalloonHandle,
         is_asked: bool,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ServingError> {
         let Some(StatisticsQueue { queue, held }) = queue else { return Ok(()) };
         let _ = queue.kick.read();
         for _ in 0..CHAINS_AT_ONCE {

@@ -118,7 +118,7 @@ impl Request {
     /// queue has entries.
     pub fn read(chain: Chain<'_>, limits: Limits) -> Request {
         let memory = chain.memory();
-        let Collected { readable, mut writable, is_whole } = Collected::of(chain.clone());
+        let ChainBuffers { readable, mut writable, is_whole } = ChainBuffers::of(chain.clone());
         let status = writable.split_last_byte();
         let operation = match (is_whole, status) {
             (true, Some(_)) => operation(memory, readable, writable, limits),
@@ -129,15 +129,15 @@ impl Request {
 }
 
 /// The buffers of a chain.
-struct Collected {
+struct ChainBuffers {
     readable: Buffers,
     writable: Buffers,
     /// Whether the chain has an end, within bounds, and no readable buffer behind a writable one (2.7.4.2).
     is_whole: bool,
 }
 
-impl Collected {
-    fn of(chain: Chain<'_>) -> Collected {
+impl ChainBuffers {
+    fn of(chain: Chain<'_>) -> ChainBuffers {
         let most = usize::from(QUEUE_SIZES[0]);
         let (mut readable, mut writable) = (Buffers::default(), Buffers::default());
         // If the iteration stops at a descriptor with a successor, the chain has a loop or an invalid descriptor.
@@ -153,7 +153,7 @@ impl Collected {
                 readable.0.push(buffer);
             }
         }
-        Collected { readable, writable, is_whole: has_end && is_in_order && count <= most }
+        ChainBuffers { readable, writable, is_whole: has_end && is_in_order && count <= most }
     }
 }
 

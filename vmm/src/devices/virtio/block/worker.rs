@@ -91,7 +91,7 @@ impl Drop for Worker {
         self.stop.is_said.store(true, Ordering::Release);
         let _ = self.stop.event.write(1);
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked serves nothing any more, which is the wish here.
+            // A thread that panicked serves nothing any more, as is intended here.
             let _ = thread.join();
         }
     }

@@ -319,9 +319,9 @@ fn an_indirect_table_that_never_ends_is_bounded() {
 }
 
 /// Keeps the activation of a card, for a test that serves it step by step.
-struct Kept(Net, Arc<Mutex<Option<Activation>>>);
+struct KeptActivation(Net, Arc<Mutex<Option<Activation>>>);
 
-impl VirtioDevice for Kept {
+impl VirtioDevice for KeptActivation {
     fn kind(&self) -> DeviceKind {
         self.0.kind()
     }
@@ -353,7 +353,7 @@ fn a_flood_in_both_directions_is_served_in_turns() {
     let (end, far) = ends();
     let net = || Net::new(Arc::new(Wire::new(end.try_clone().unwrap())), config());
     let kept = Arc::default();
-    let mut driver = Driver::new(Box::new(Kept(net(), Arc::clone(&kept))));
+    let mut driver = Driver::new(Box::new(KeptActivation(net(), Arc::clone(&kept))));
     driver.start(0);
     let served = net();
     let worker = served.worker(kept.lock().take().unwrap()).unwrap();

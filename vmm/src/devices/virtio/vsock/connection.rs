@@ -70,7 +70,7 @@ pub(super) struct Connection {
 
 /// The result of passing the guest's bytes to the host's program.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum SendResult {
     /// The bytes were accepted; the program has received this number of them.
     Bytes(usize),
     /// The bytes exceeded the room.
@@ -148,10 +148,10 @@ impl Connection {
     }
 
     /// Passes the guest's bytes to the program or, where that is slow, into the buffer.
-    pub(super) fn take(&mut self, data: &[Piece<'_>]) -> Taken {
+    pub(super) fn take(&mut self, data: &[Piece<'_>]) -> SendResult {
         let bytes: usize = data.iter().map(Piece::len).sum();
         if self.to_host.len() + bytes > ROOM_BYTES {
-            return Taken::OverCredit;
+            return SendResult::OverCredit;
         }
         let mut sent = 0;
         if self.to_host.is_empty() {
@@ -160,7 +160,7 @@ impl Connection {
                 Err(error) if is_temporary(&error) => {}
                 Err(_) => {
                     self.lose(bytes);
-                    return Taken::Bytes(0);
+                    return SendResult::Bytes(0);
                 }
             }
         }
@@ -168,7 +168,7 @@ impl Connection {
         pieces::read_at(data, sent, &mut rest);
         self.to_host.extend(rest);
         self.count_passed(sent);
-        Taken::Bytes(sent)
+        SendResult::Bytes(sent)
     }
 
     /// Passes buffered bytes on, because the program has room again. Returns their number.

@@ -18,7 +18,7 @@ use event_manager::{EventOps, Events};
 use vmm_sys_util::epoll::EventSet;
 
 use super::connect_request::{ConnectRequest, RequestState};
-use super::connection::{Connection, Packet, Taken};
+use super::connection::{Connection, Packet, SendResult};
 use super::counters::Counting;
 use super::host::HostSocket;
 use super::packet::{HOST_CID, Header, Operation, Ports, STREAM};
@@ -146,8 +146,8 @@ impl Connections {
                 }
             }
             Operation::Data if !connection.is_asked() => match connection.take(data) {
-                Taken::Bytes(bytes) => add(&self.counting.to_host_bytes, bytes),
-                Taken::OverCredit => {
+                SendResult::Bytes(bytes) => add(&self.counting.to_host_bytes, bytes),
+                SendResult::OverCredit => {
                     add(&self.counting.over_credit, 1);
                     return self.reset(ports, ops);
                 }

@@ -54,7 +54,7 @@ pub(super) struct Worker {
     pub(super) is_broken: bool,
     /// Whether file descriptors ran out: the programs that wait are accepted after another event, or when one more
     /// connects.
-    pub(super) is_deaf: bool,
+    pub(super) is_accepting_paused: bool,
 }
 
 impl Worker {
@@ -165,9 +165,9 @@ impl Worker {
         Ok(was_cut)
     }
 
-    /// Waits for programs, also for those that have connected before. Between two calls each program causes one event.
-    fn hear(&mut self, ops: &mut EventOps<'_>) {
-        self.is_deaf = ops.modify(self.programs()).is_err();
+    /// Accepts programs again, also those that have connected before. Between two calls each program causes one event.
+    fn accept_programs(&mut self, ops: &mut EventOps<'_>) {
+        self.is_accepting_paused = ops.modify(self.programs()).is_err();
     }
 
     /// The event of a program that connects. One that cannot be accepted would cause it without end if it were not
@@ -225,9 +225,9 @@ impl MutEventSubscriber for Worker {
             FROM_GUEST => drop(self.from_guest.kick.read()),
             EVENTS => drop(self.events.as_ref().map(|queue| queue.kick.read())),
             HOST => {
-                self.is_deaf = !self.connections.on_program(ops);
-                if !self.is_deaf {
-                    self.hear(ops);
+                self.is_accepting_paused = !self.connections.on_program(ops);
+                if !self.is_accepting_paused {
+                    self.accept_programs(ops);
                 }
             }
             token => self.connections.on_socket(token, events.event_set(), ops),
@@ -235,8 +235,8 @@ impl MutEventSubscriber for Worker {
         if let Err(error) = self.serve(ops) {
             return self.give_up(&error, ops);
         }
-        if self.is_deaf && events.data() != HOST {
-            self.hear(ops);
+        if self.is_accepting_paused && events.data() != HOST {
+            self.accept_programs(ops);
         }
     }
 }

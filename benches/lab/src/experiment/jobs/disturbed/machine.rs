@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::prctl::set_thp_disable;
 use wideleaf::child;
-use wideleaf_experiments::disturbance::{DisturbedGuests, Keeper};
+use wideleaf_experiments::disturbance::{DisturbedGuests, PromotionOwner};
 use wideleaf_experiments::peers::QEMU;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
@@ -91,7 +91,8 @@ impl Machine {
         // Sockets and saved guests are named without their folder: a path may be long, or need a shell's quotes.
         command.current_dir(place.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
         let began = Instant::now();
-        let denied = (work.keeper == Keeper::KernelWithoutHugePages).then(WithoutHugePages::begin).transpose()?;
+        let denied =
+            (work.keeper == PromotionOwner::KernelWithoutHugePages).then(WithoutHugePages::begin).transpose()?;
         let mut child = KilledOnDrop(Some(command.spawn().map_err(|error| cannot("start QEMU", &error))?));
         drop(denied);
         loop {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use wideleaf_experiments::disturbance::{DisturbedGuests, Event, Keeper};
+use wideleaf_experiments::disturbance::{DisturbedGuests, Event, PromotionOwner};
 use wideleaf_experiments::peers::QemuRam;
 use wideleaf_experiments::restoring::{DISK_MIB, HOT_MIB, PAUSE_MS, RestoredGuest, SAVE_ROUNDS, SAVE_S, STORED_MIB};
 use wideleaf_run::failure::Failure;
@@ -55,7 +55,7 @@ impl SavedFile {
 /// The guest as other jobs start it, with the frequency of its clock.
 fn guests(work: &RestoredGuest) -> DisturbedGuests {
     let guest = with_clock(&work.guest);
-    DisturbedGuests { guest, count: 1, ram: QemuRam::Thp, keeper: Keeper::Kernel, event: Event::Restore }
+    DisturbedGuests { guest, count: 1, ram: QemuRam::Thp, keeper: PromotionOwner::Kernel, event: Event::Restore }
 }
 
 /// Runs the guest until it works in its phase, and saves it at its end.
@@ -118,7 +118,7 @@ pub(super) fn restore(
     Ok(Continued { marks: said.progress_since(began), looks, told: vec![] })
 }
 
-fn of_qemu(look: &crate::experiment::jobs::qemu::Look, began: Instant) -> Look {
+fn of_qemu(look: &crate::experiment::jobs::qemu::RamSample, began: Instant) -> Look {
     let mebibytes = |windows: u64| (windows * 2) as f64;
     Look {
         at_s: look.at.saturating_duration_since(began).as_secs_f64(),

@@ -17,7 +17,7 @@ use wideleaf_policies::PageSize;
 use super::shared_time::TimedPart;
 use super::{GuestRun, all, together};
 use crate::experiment::jobs::disturbed::guest_messages::{GuestMessages, Names};
-use crate::experiment::jobs::qemu::{self, Ended};
+use crate::experiment::jobs::qemu::{self, EndedGuest};
 use crate::experiment::jobs::wideleaf_run::MIB;
 use ::wideleaf_run::failure::Failure;
 use ::wideleaf_run::interrupts::Interrupts;
@@ -45,7 +45,7 @@ pub(in crate::experiment::jobs) fn run(
 }
 
 /// The run of a guest, in seconds since `began`.
-fn of_qemu(name: &str, ended: &Ended, began: Instant) -> GuestRun {
+fn of_qemu(name: &str, ended: &EndedGuest, began: Instant) -> GuestRun {
     let measured = ended.measured();
     let mib = |windows: u64| (windows * PageSize::Huge2M.bytes().get()) as f64 / MIB;
     let figure = measured.metrics.get(&Metric::Figure).map(|figure| (OfGuest::FigureOfWhole.name(name), *figure));
@@ -58,7 +58,7 @@ fn of_qemu(name: &str, ended: &Ended, began: Instant) -> GuestRun {
 }
 
 /// Its timed part, by the marks of progress on its console.
-fn timed_part(ended: &Ended, began: Instant) -> Option<TimedPart> {
+fn timed_part(ended: &EndedGuest, began: Instant) -> Option<TimedPart> {
     let mut said = GuestMessages::of(Names { timed: ended.timed()?.name.clone(), hot: vec![] });
     ended.lines().iter().for_each(|(at, line)| said.hear(*at, line));
     said.timed_part(began)

@@ -12,7 +12,7 @@ use wideleaf_measure::figures::{Bar, Limit};
 use wideleaf_measure::statistics::{Spread, median};
 use wideleaf_measure::table::Cell;
 
-use crate::shown::Shown;
+use crate::spread_median::SpreadMedian;
 
 /// Times of the runs of one arm.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl Times {
         [runs, late, middle, range]
     }
 
-    /// Median of another figure, which late runs do not have, or the reason why there is none.
+    /// Median of another figure, which late runs do not have, or the reason why it is missing.
     pub fn median_of(&self, figures: &[f64], decimals: usize, unit: &str) -> Cell {
         if figures.is_empty() { self.missing("no run") } else { Cell::number(median(figures.to_vec()), decimals, unit) }
     }
@@ -71,7 +71,7 @@ impl Times {
         let bound = if theirs_late > 0 { " (lower bound)" } else { "" };
         let limit = std::iter::repeat_n(theirs.limit.as_secs_f64(), theirs_late);
         let theirs: Vec<f64> = theirs.times.reached().iter().copied().chain(limit).collect();
-        Some(Shown::unpaired_ratio(&theirs, ours.reached()).bar(&format!("{what}{bound}"), 2, "times", least))
+        Some(SpreadMedian::unpaired_ratio(&theirs, ours.reached()).bar(&format!("{what}{bound}"), 2, "times", least))
     }
 }
 
