@@ -4,6 +4,7 @@
 mod cycles;
 mod decisions;
 mod dependencies;
+mod documents;
 mod english;
 mod size;
 mod supply_chain;
