@@ -16,6 +16,7 @@ use wideleaf_attach::session::{self, Attached};
 use wideleaf_attach::{Places, VmProcess};
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_control::view::Guarantee;
+use wideleaf_memory::manager::OutOfReach;
 use wideleaf_policies::PolicyChoice;
 use wideleaf_run::engine::walk_cost;
 use wideleaf_run::failure::Failure;
@@ -76,6 +77,11 @@ pub struct AttachArgs {
     #[arg(long, value_name = "SHARE")]
     guarantee: Option<Guarantee>,
 
+    /// Largest part of any 100 ms for which memory may be out of the guest's reach while pages change their size, from
+    /// 1% to 100% (no limit) [default: from wideleafd's configuration, else 30%]
+    #[arg(long, value_name = "PERCENT")]
+    out_of_reach: Option<OutOfReach>,
+
     /// Also collapse shared memory, which stops the guest for 15 to 30 ms per window, and longer where other work keeps
     /// the host's processors
     #[arg(long)]
@@ -106,6 +112,7 @@ impl AttachArgs {
         let settings = Settings {
             policy: self.policy.as_ref().map(|policy| policy.read("--policy")).transpose()?,
             guarantee: self.guarantee.map(|guarantee| guarantee.to_string()),
+            out_of_reach: self.out_of_reach.map(|part| part.to_string()),
             collapse_shared: self.collapse_shared.then_some(true),
             qmp: self.qmp.as_deref().map(|path| absolute(path, "--qmp")).transpose()?,
             ..Settings::default()
@@ -118,7 +125,8 @@ impl AttachArgs {
                 return Err(Failure::Usage("no guest: name a process, a libvirt domain or --qmp SOCKET".into()));
             }
         };
-        Ok(AttachRequest { target, settings, guarantee: self.guarantee.unwrap_or_default() })
+        let (guarantee, out_of_reach) = (self.guarantee.unwrap_or_default(), self.out_of_reach.unwrap_or_default());
+        Ok(AttachRequest { target, settings, guarantee, out_of_reach })
     }
 }
 
@@ -127,6 +135,7 @@ struct AttachRequest {
     target: Target,
     settings: Settings,
     guarantee: Guarantee,
+    out_of_reach: OutOfReach,
 }
 
 impl AttachRequest {
@@ -153,6 +162,7 @@ impl AttachRequest {
             policy,
             may_collapse_shared: self.settings.collapse_shared.unwrap_or(false),
             qmp: self.settings.qmp.clone(),
+            out_of_reach: self.out_of_reach,
             walk: walk_cost().cost,
             ..session::Settings::default()
         })
@@ -198,4 +208,28 @@ fn manage(attach: &AttachRequest, output: Output) -> Result<(), Failure> {
     attached.stop();
     output.write(&view, |view| tables::vm(view, None))?;
     interrupts.check()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn a_manager_in_this_process_has_the_part_of_the_time_that_a_daemon_would_be_asked_for() {
+        let request =
+            |arguments: &[&str]| match Cli::parse_from([&["wideleaf", "attach", "4711"], arguments].concat()).command {
+                Command::Attach(args) => args.request().expect("a guest is named"),
+                _ => panic!("it is `attach`"),
+            };
+        let part = |arguments: &[&str]| {
+            let asked = request(arguments);
+            let here = asked.session().expect("the policy exists").out_of_reach;
+            (asked.settings.out_of_reach, here.to_string())
+        };
+        assert_eq!(part(&["--out-of-reach=12.5%"]), (Some("12.50%".to_owned()), "12.50%".to_owned()));
+        assert_eq!(part(&[]), (None, "30%".to_owned()));
+    }
 }

@@ -83,6 +83,8 @@ Settings that are not named stay. wideleafd remembers them until they are set ag
 
   policy=NAME[:KEY=VALUE,...]   as for `wideleaf run` (`--policy help` lists them), or off: the VM is only observed
   guarantee=bestEffort|95%      share of its present memory to keep in large pages; a lower share is reported
+  out-of-reach=1%..100%         largest part of any 100 ms for which memory may be out of the guest's reach while
+                                pages change their size; 100%: no limit
   collapse-shared=yes|no        whether to collapse shared memory, which stops the guest for 15 to 30 ms per window,
                                 and longer where other work keeps the host's processors
   qmp=PATH                      a QEMU monitor (QMP socket) that has no other client

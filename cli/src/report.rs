@@ -175,6 +175,9 @@ fn write_setup(out: &mut String, setup: &Setup, policy_changes: &[PolicyChange],
         setup.guest_page.as_deref().unwrap_or("unknown"),
         setup.policy
     );
+    if let Some(part) = &setup.out_of_reach {
+        let _ = writeln!(out, "  memory is out of the guest's reach for at most {part} of any 100 ms");
+    }
     if is_verbose && setup.policy.starts_with("auto") {
         let _ = writeln!(out, "  auto uses {}", setup.walk_cost);
     }

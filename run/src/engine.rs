@@ -19,7 +19,7 @@ use wideleaf_control::view::NumaView;
 use wideleaf_control::vm::MigratedView;
 use wideleaf_memory::block_supply::SupplyRules;
 use wideleaf_memory::host::process::{self, ProcessHost};
-use wideleaf_memory::manager::{AccessesBefore, ManagedVm, ManagerConfig, ManagerLoop};
+use wideleaf_memory::manager::{AccessesBefore, ManagedVm, ManagerConfig, ManagerLoop, OutOfReach};
 use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
@@ -46,7 +46,7 @@ use crate::output_file::OutputFile;
 use crate::past_saves::{Arrival, AskArrival, PastSaves};
 use crate::policy_switch::PolicySwitch;
 use crate::recording::QueuedFile;
-use crate::registered::Registered;
+use crate::registered::{OwnOptions, Registered};
 use crate::report::{GuaranteeReport, Left, RamAtEnd, RestoredReport, RunReport, Setup};
 use crate::restarts::Restarts;
 use crate::sandboxed::Sandboxed;
@@ -167,7 +167,7 @@ impl<'a> Prepared<'a> {
         if spec.sandbox.is_none() {
             serve_lines(&*front, None)?;
         }
-        let (walk, config) = (walk_cost(), manager_config());
+        let (walk, config) = (walk_cost(), manager_config(spec.out_of_reach));
         let record = spec.record.as_deref().map(|path| OutputFile::open("--record", path)).transpose()?;
         let opened = Devices::open(&spec.devices, spec.memory, incoming.is_some(), &*front)?;
         let (devices, watched, held) = opened.hand_over();
@@ -475,8 +475,8 @@ impl<'a> Prepared<'a> {
     fn register(&self, policy: &Arc<PolicySwitch>, past: PastSaves) -> Option<Registered> {
         let socket = self.spec.daemon.as_ref()?;
         let guest = OwnGuest::of_this_process(&self.ram, opened_at(&self.host));
-        let (guarantee, sandbox) = (self.spec.guarantee, self.sandbox.clone());
-        Some(Registered::start(socket, policy, guest, guarantee, past, &self.session, sandbox))
+        let own = OwnOptions { guarantee: self.spec.guarantee, out_of_reach: self.spec.out_of_reach };
+        Some(Registered::start(socket, policy, guest, own, past, &self.session, self.sandbox.clone()))
     }
 }
 
@@ -685,9 +685,21 @@ fn facts(spec: &RunSpec, walk: &ChosenWalkCost) -> Vec<(String, String)> {
 /// At most half of the CPUs, and at most four, copy at once. The guest needs the other half, and four saturate the
 /// memory of most hosts. Without a daemon the run makes free blocks by itself, unless a cgroup limits its memory:
 /// blocks that it holds for a moment would drive out pages of the guest.
-fn manager_config() -> ManagerConfig {
+fn manager_config(out_of_reach: Option<OutOfReach>) -> ManagerConfig {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let copy_threads = (cpus / 2).clamp(1, 4) as u16;
     let supply = (!cgroup::is_memory_limited()).then(SupplyRules::default);
-    ManagerConfig { copy_threads, supply, ..ManagerConfig::default() }
+    ManagerConfig { copy_threads, out_of_reach: out_of_reach.unwrap_or_default(), supply, ..ManagerConfig::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manager_keeps_to_the_part_of_the_time_that_the_run_says() {
+        let tenth = OutOfReach::nearest_to(PerTenThousand::new(1_000));
+        assert_eq!(manager_config(Some(tenth)).out_of_reach, tenth);
+        assert_eq!(manager_config(None).out_of_reach, ManagerConfig::default().out_of_reach);
+    }
 }

@@ -23,7 +23,7 @@ use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::client::{self, ClientError, QUESTION_TIMEOUT};
 use wideleaf_control::protocol::{Answer, Limits, LiveReport, PriceOfHugePage, Request};
 use wideleaf_control::view::{Care, Guarantee, VmView};
-use wideleaf_memory::manager::ManagerConfig;
+use wideleaf_memory::manager::{ManagerConfig, OutOfReach};
 use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice, PerTenThousand};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
@@ -44,6 +44,15 @@ const BIDS_EVERY: Duration = Duration::from_millis(250);
 /// microseconds.
 const TRY_EVERY: Duration = Duration::from_secs(5);
 
+/// What the run's own options say about its guest.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OwnOptions {
+    /// Guarantee that this process pursues: the daemon takes no huge page of it for other guests.
+    pub guarantee: Guarantee,
+    /// Largest part of the time for which windows may be out of the guest's reach, if the user said one.
+    pub out_of_reach: Option<OutOfReach>,
+}
+
 /// A guest that is registered with wideleafd until this is dropped.
 pub struct Registered {
     _stop: Sender<()>,
@@ -57,7 +66,7 @@ impl Registered {
         socket: &Path,
         policy: &Arc<PolicySwitch>,
         guest: Option<OwnGuest>,
-        guarantee: Guarantee,
+        own: OwnOptions,
         past: PastSaves,
         session: &Arc<Session>,
         sandbox: Option<Arc<Sandbox>>,
@@ -68,11 +77,11 @@ impl Registered {
                 socket: socket.to_owned(),
                 policy: Arc::clone(policy),
                 guest,
-                guarantee,
+                guarantee: own.guarantee,
                 past,
                 session: Arc::downgrade(session),
                 connection: None,
-                said_limits: DaemonLimits::default(),
+                said_limits: DaemonLimits::beside(own.out_of_reach),
                 wants_windows: false,
                 said: None,
                 own_policy: None,
@@ -97,7 +106,7 @@ struct RegistrationThread {
     socket: PathBuf,
     policy: Arc<PolicySwitch>,
     guest: OwnGuest,
-    /// Guarantee that this process pursues: the daemon takes no huge page of it for other guests.
+    /// Guarantee that this process pursues.
     guarantee: Guarantee,
     /// Count of snapshots and migrations that are over.
     past: PastSaves,
@@ -218,13 +227,27 @@ impl RegistrationThread {
 struct DaemonLimits {
     /// Limits from the daemon; `None`: the run's own.
     limits: Option<BudgetLimits>,
+    /// Part of the time out of reach that the run's own option says, if the user said one.
+    own_part: Option<OutOfReach>,
+    /// Part that holds beside the daemon; `None`: the run's own.
+    part: Option<OutOfReach>,
 }
 
 impl DaemonLimits {
+    fn beside(own_part: Option<OutOfReach>) -> DaemonLimits {
+        DaemonLimits { own_part, ..DaemonLimits::default() }
+    }
+
     fn apply(&mut self, session: &Session, said: &Limits) {
         let limits = limits_of(said);
         if self.limits.replace(limits) != Some(limits) {
             session.set_limits(limits);
+        }
+        // A daemon of an earlier release says none.
+        let of_daemon: Option<OutOfReach> = said.out_of_reach.as_deref().and_then(|text| text.parse().ok());
+        let part = self.own_part.into_iter().chain(of_daemon).min().unwrap_or_default();
+        if self.part.replace(part) != Some(part) {
+            session.set_out_of_reach(part);
         }
         session.set_huge_page_price(said.huge_page.map(price_of));
         session.set_supplied(true);
@@ -234,7 +257,9 @@ impl DaemonLimits {
     /// The daemon is gone, if it was there: the run has its own limits, price and supply again.
     fn end(&mut self, session: &Session) {
         if self.limits.take().is_some() {
+            self.part = None;
             session.set_limits(ManagerConfig::default().limits);
+            session.set_out_of_reach(self.own_part.unwrap_or_default());
             session.set_huge_page_price(None);
             session.set_supplied(false);
         }
@@ -329,6 +354,29 @@ mod tests {
         session.set_huge_page_price(said.huge_page.map(price_of));
         said_limits.end(&session);
         wait_until("what was set since", || is_priced() && limits() == limits_of(&said));
+        session.stop_manager();
+    }
+
+    #[test]
+    fn the_smaller_part_of_the_time_counts_of_the_daemons_and_the_runs_own() {
+        let (session, _) = session();
+        let is_now = |part: &str| {
+            let live = session.live().expect("the manager is at work");
+            live.out_of_reach.to_string() == part
+        };
+        let said = |part: &str| Limits { out_of_reach: Some(part.to_owned()), ..Limits::default() };
+        let cases = [(None, "10%", "10%", "30%"), (Some("20%"), "10%", "10%", "20%"), (Some("5%"), "60%", "5%", "5%")];
+        for (own, daemons, beside_it, alone) in cases {
+            let own: Option<OutOfReach> = own.map(|part| part.parse().expect("it is a part"));
+            let mut said_limits = DaemonLimits::beside(own);
+            said_limits.apply(&session, &said(daemons));
+            wait_until("the smaller one", || is_now(beside_it));
+            said_limits.end(&session);
+            wait_until("the run's own", || is_now(alone));
+        }
+        let mut said_limits = DaemonLimits::default();
+        said_limits.apply(&session, &Limits::default());
+        wait_until("the default beside a daemon of an earlier release", || is_now("30%"));
         session.stop_manager();
     }
 

@@ -138,6 +138,10 @@ pub struct Setup {
     pub guest_page: Option<String>,
     /// Policy at the start.
     pub policy: String,
+    /// Largest part of any 100 ms for which memory may be out of the guest's reach, like `10%`; `None`: the user named
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_of_reach: Option<String>,
     /// Reason why the backing differs from the requested one, if it does.
     pub fallback: Option<String>,
     /// Assumed cost of a TLB miss, for policies that use it, and its source.

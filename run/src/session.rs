@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, RestAnswer, SwitchError};
+use wideleaf_memory::manager::{Live, ManagerReport, OutOfReach, PolicyAnswer, RestAnswer, SwitchError};
 use wideleaf_memory::progress::ProgressReadings;
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::page_tables::table_memory;
@@ -214,6 +214,11 @@ impl Session {
     /// Sets the limits on the cost of actions from now on.
     pub fn set_limits(&self, limits: BudgetLimits) {
         self.with_manager(|manager| manager.set_limits(limits));
+    }
+
+    /// Sets the largest part of the time for which windows may be out of the guest's reach.
+    pub fn set_out_of_reach(&self, part: OutOfReach) {
+        self.with_manager(|manager| manager.set_out_of_reach(part));
     }
 
     /// Sets the price of huge pages on this host; `None`: the policy finds its own.

@@ -32,6 +32,7 @@ pub fn setup(
             (Workload::Image(_), false) => None,
         },
         policy: spec.policy.to_string(),
+        out_of_reach: spec.out_of_reach.map(|part| part.to_string()),
         fallback,
         walk_cost: String::new(),
         sandbox: None,

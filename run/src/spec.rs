@@ -11,6 +11,7 @@ use wideleaf_kernels::Kernel;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{MemoryNeed, by_name};
 use wideleaf_memory::BackingConfig;
+use wideleaf_memory::manager::OutOfReach;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, policy};
 use wideleaf_vmm::devices::virtio::block::DiskOptions;
 use wideleaf_vmm::devices::virtio::net::Mac;
@@ -99,6 +100,10 @@ pub struct RunSpec {
     /// Delay before the policy may act.
     #[serde(default, with = "form::optional", skip_serializing_if = "Option::is_none", rename = "policy_delay_s")]
     pub policy_delay: Option<Duration>,
+    /// Largest part of any 100 ms for which the policy may keep windows out of the guest's reach; `None`: the daemon's,
+    /// or the default where no daemon says one.
+    #[serde(default, with = "form::optional", skip_serializing_if = "Option::is_none")]
+    pub out_of_reach: Option<OutOfReach>,
     /// Whether all RAM is faulted in first.
     pub is_prefaulted: bool,
     /// Action when the pool is too small.
@@ -289,6 +294,7 @@ impl RunSpec {
             policy: policy::by_name("never").expect("it is in the list").into(),
             guarantee: Guarantee::BestEffort,
             policy_delay: None,
+            out_of_reach: None,
             is_prefaulted: false,
             fallback: Fallback::Fail,
             giant_pages_made_max: 0,
@@ -377,6 +383,7 @@ mod tests {
             "policy": "schemes:rules=min max 10% max min max promote,quota_windows=8",
             "guarantee": "bestEffort:95%",
             "policy_delay_s": 0.25,
+            "out_of_reach": "12.50%",
             "is_prefaulted": true,
             "fallback": "thp",
             "giant_pages_made_max": 2,
@@ -422,9 +429,9 @@ mod tests {
 
     #[test]
     fn a_missing_option_is_none_but_a_missing_sandbox_is_refused() {
-        for pointer in ["/initrd", "/policy_delay_s", "/record", "/timeout_s", "/daemon", "/control_socket", "/devices"]
-        {
-            read(&with(pointer, None)).expect("it may be missing");
+        let options = ["initrd", "policy_delay_s", "out_of_reach", "record", "timeout_s", "daemon", "control_socket"];
+        for option in options.into_iter().chain(["devices"]) {
+            read(&with(&format!("/{option}"), None)).expect("it may be missing");
         }
         let error = read(&with("/sandbox", None)).expect_err("a run without a sandbox says so");
         assert!(error.starts_with("missing field `sandbox`"), "{error}");
@@ -461,6 +468,7 @@ mod tests {
             ("/guest_page", json!("3m"), "write 4k, 2m or 1g"),
             ("/policy", json!("gready"), "there is no policy \"gready\""),
             ("/timeout_s", json!(-1.0), "-1 is no time in seconds"),
+            ("/out_of_reach", json!("0%"), "write a number from 1 to 100 and a %"),
             ("/backing/start_page", json!("1g"), "only the hugetlb pool has them"),
             ("/backing/kind", json!("anon"), "only for memfd RAM on 4k pages"),
             ("/devices/cards", json!([{"tap": "tap0", "mac": "1"}]), "write six bytes in hexadecimal"),

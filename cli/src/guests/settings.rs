@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use wideleaf_control::protocol::{SettingName, Settings};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_memory::manager::{OutOfReach, OutOfReachError};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::policy_switch::OFF;
 
@@ -16,6 +17,8 @@ pub enum Setting {
     Policy(PolicyOrOff),
     /// Share of memory to reach.
     Guarantee(Guarantee),
+    /// Largest part of the time for which memory may be out of the guest's reach.
+    OutOfReach(OutOfReach),
     /// Whether shared memory may be collapsed.
     CollapseShared(bool),
     /// QEMU monitor to ask.
@@ -30,11 +33,12 @@ impl Setting {
     /// # Errors
     /// Message with the valid forms.
     pub fn parse(text: &str) -> Result<Setting, String> {
-        const KEYS: &str = "policy=, guarantee=, collapse-shared= or qmp=";
+        const KEYS: &str = "policy=, guarantee=, out-of-reach=, collapse-shared= or qmp=";
         let (key, value) = text.split_once('=').ok_or_else(|| format!("it has no value: write {KEYS}"))?;
         let name = match key {
             "policy" => SettingName::Policy,
             "guarantee" => SettingName::Guarantee,
+            "out-of-reach" => SettingName::OutOfReach,
             "collapse-shared" => SettingName::CollapseShared,
             "qmp" => SettingName::Qmp,
             _ => return Err(format!("unknown setting {key}=: write {KEYS}")),
@@ -44,6 +48,9 @@ impl Setting {
             SettingName::Policy => PolicyOrOff::parse(value).map(Setting::Policy),
             SettingName::Guarantee => {
                 value.parse().map(Setting::Guarantee).map_err(|error: GuaranteeError| error.to_string())
+            }
+            SettingName::OutOfReach => {
+                value.parse().map(Setting::OutOfReach).map_err(|error: OutOfReachError| error.to_string())
             }
             SettingName::CollapseShared => parse_yes_or_no(value).map(Setting::CollapseShared),
             SettingName::Qmp => Ok(parse_path(value).map(Setting::Qmp)?),
@@ -59,12 +66,14 @@ impl Setting {
         match self {
             Setting::Policy(policy) => settings.policy = Some(policy.read("policy=")?),
             Setting::Guarantee(guarantee) => settings.guarantee = Some(guarantee.to_string()),
+            Setting::OutOfReach(part) => settings.out_of_reach = Some(part.to_string()),
             Setting::CollapseShared(is_allowed) => settings.collapse_shared = Some(is_allowed),
             Setting::Qmp(path) => settings.qmp = Some(absolute(&path, "qmp=")?),
             Setting::Unset(name) => {
                 match name {
                     SettingName::Policy => settings.policy = None,
                     SettingName::Guarantee => settings.guarantee = None,
+                    SettingName::OutOfReach => settings.out_of_reach = None,
                     SettingName::CollapseShared => settings.collapse_shared = None,
                     SettingName::Qmp => settings.qmp = None,
                 }
@@ -78,6 +87,7 @@ impl Setting {
         match self {
             Setting::Policy(_) => SettingName::Policy,
             Setting::Guarantee(_) => SettingName::Guarantee,
+            Setting::OutOfReach(_) => SettingName::OutOfReach,
             Setting::CollapseShared(_) => SettingName::CollapseShared,
             Setting::Qmp(_) => SettingName::Qmp,
             Setting::Unset(name) => *name,
@@ -152,12 +162,13 @@ mod tests {
     #[test]
     fn the_last_of_two_counts_and_settings_that_are_not_named_are_left_out() {
         let mut settings = Settings::default();
-        for text in ["policy=off", "guarantee=99.5%", "policy=schemes:quota_windows=8"] {
+        for text in ["policy=off", "guarantee=99.5%", "out-of-reach=5%", "policy=schemes:quota_windows=8"] {
             Setting::parse(text).unwrap().put_into(&mut settings).unwrap();
         }
         let expected = Settings {
             policy: Some("schemes:quota_windows=8".into()),
             guarantee: Some("99.50%".into()),
+            out_of_reach: Some("5%".into()),
             ..Settings::default()
         };
         assert_eq!(settings, expected);
@@ -170,9 +181,15 @@ mod tests {
             texts.iter().for_each(|text| Setting::parse(text).unwrap().put_into(&mut settings).unwrap());
             settings
         };
-        let all = [SettingName::Policy, SettingName::Guarantee, SettingName::CollapseShared, SettingName::Qmp];
-        let unset = said(&["policy=off", "policy=", "guarantee=", "collapse-shared=", "qmp=", "qmp="]);
-        assert_eq!(unset, Settings { unset: all.to_vec(), ..Settings::default() });
+        let unset = said(&["policy=off", "policy=", "guarantee=", "out-of-reach=", "collapse-shared=", "qmp=", "qmp="]);
+        let all = vec![
+            SettingName::Policy,
+            SettingName::Guarantee,
+            SettingName::OutOfReach,
+            SettingName::CollapseShared,
+            SettingName::Qmp,
+        ];
+        assert_eq!(unset, Settings { unset: all, ..Settings::default() });
         let set = said(&["policy=", "policy=off"]);
         assert_eq!(set, Settings { policy: Some("off".into()), ..Settings::default() });
     }
@@ -193,6 +210,8 @@ mod tests {
             ("policy=nope", "never, prealloc"),
             ("policy=nope:rules=@file", "never, prealloc"),
             ("guarantee=95", "or a share of memory"),
+            ("out-of-reach=0%", "write a number from 1 to 100 and a %"),
+            ("out-of-reach=30", "write a number from 1 to 100 and a %"),
             ("collapse-shared=maybe", "write yes or no"),
         ] {
             let error = Setting::parse(text).unwrap_err();

@@ -17,6 +17,7 @@ use std::path::Path;
 use wideleaf_attach::refuse::refuse_policy;
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_memory::manager::{OutOfReach, OutOfReachError};
 use wideleaf_policies::PolicyChoice;
 
 use super::xml::Element;
@@ -31,7 +32,7 @@ const NAMESPACE_STEM: &str = "urn:wideleaf:";
 const ELEMENT: &str = "memory";
 
 /// Names of its attributes.
-const ATTRIBUTES: [&str; 5] = ["policy", "guarantee", "pool", "collapse-shared", "qmp"];
+const ATTRIBUTES: [&str; 6] = ["policy", "guarantee", "pool", "out-of-reach", "collapse-shared", "qmp"];
 
 /// Names at least this similar are taken for typing errors: clap's limit for subcommands and options.
 const SIMILARITY_MIN: f64 = 0.7;
@@ -93,6 +94,7 @@ impl MemoryMetadata {
             "policy" => settings.policy = Some(policy(value).map_err(is_wrong)?),
             "guarantee" => settings.guarantee = Some(guarantee(value).map_err(is_wrong)?),
             "qmp" => settings.qmp = Some(absolute(value).map_err(is_wrong)?.into()),
+            "out-of-reach" => settings.out_of_reach = Some(out_of_reach(value).map_err(is_wrong)?),
             "collapse-shared" => settings.collapse_shared = Some(yes_or_no(value).map_err(is_wrong)?),
             "pool" => self.may_grow_pool = yes_or_no(value).map_err(is_wrong)?,
             _ => return Err(unknown_attribute(name)),
@@ -119,6 +121,11 @@ fn policy(text: &str) -> Result<String, String> {
 fn guarantee(text: &str) -> Result<String, String> {
     let read = text.parse().map_err(|error: GuaranteeError| error.to_string());
     read.map(|_: Guarantee| text.to_owned())
+}
+
+fn out_of_reach(text: &str) -> Result<String, String> {
+    let read = text.parse().map_err(|error: OutOfReachError| error.to_string());
+    read.map(|_: OutOfReach| text.to_owned())
 }
 
 fn absolute(text: &str) -> Result<&Path, String> {
@@ -167,10 +174,14 @@ mod tests {
 
     #[test]
     fn every_attribute_is_understood() {
-        let said = parsed("<w:memory policy='off' guarantee='95%' pool='no' collapse-shared='yes' qmp='/run/vm.qmp'/>");
+        let said = parsed(
+            "<w:memory policy='off' guarantee='95%' pool='no' out-of-reach='10%' collapse-shared='yes'
+                       qmp='/run/vm.qmp'/>",
+        );
         let settings = Settings {
             policy: Some("off".into()),
             guarantee: Some("95%".into()),
+            out_of_reach: Some("10%".into()),
             collapse_shared: Some(true),
             qmp: Some("/run/vm.qmp".into()),
             ..Settings::default()
@@ -184,6 +195,7 @@ mod tests {
         for (written, meant) in [
             ("garantee", "guarantee"),
             ("Policy", "policy"),
+            ("out_of_reach", "out-of-reach"),
             ("collapse_shared", "collapse-shared"),
             ("pol", "pool"),
             ("w:guarantee", "guarantee"),
@@ -209,6 +221,7 @@ mod tests {
             ("policy=''", "or off"),
             ("guarantee='much'", "is not a guarantee"),
             ("pool='perhaps'", "write yes or no"),
+            ("out-of-reach='0%'", "write a number from 1 to 100 and a %"),
             ("collapse-shared='1'", "write yes or no"),
             ("qmp='vm.qmp'", "write an absolute path"),
         ] {

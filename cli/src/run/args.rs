@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use wideleaf_control::view::Guarantee;
 use wideleaf_memory::BackingKind;
+use wideleaf_memory::manager::OutOfReach;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::migration::Address;
 use wideleaf_run::spec::numa::NumaArg;
@@ -206,6 +207,12 @@ pub struct RunArgs {
     /// ms, s, m or h [default: the policy may act from the guest's start]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub policy_delay: Option<Duration>,
+
+    /// Largest part of any 100 ms for which the policy may keep memory out of the guest's reach while pages change
+    /// their size, from 1% to 100% (no limit). With less, the guest keeps more of its speed meanwhile, and becomes
+    /// large later. If wideleafd names a smaller part, that counts [default: that of wideleafd, or 30%]
+    #[arg(long, value_name = "PERCENT")]
+    pub out_of_reach: Option<OutOfReach>,
 
     /// Share of the guest's present memory to keep in large pages: `guaranteed:95%`, or `95%` (the run is refused if
     /// the host lacks the memory), `bestEffort:95%` (that is only reported) or `bestEffort`. Below it, --policy makes

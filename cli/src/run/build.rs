@@ -77,6 +77,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         policy,
         guarantee: args.guarantee,
         policy_delay: args.policy_delay,
+        out_of_reach: args.out_of_reach,
         is_prefaulted: args.prefault || ram_start == RamStart::HugeAndPrefaulted,
         fallback: args.fallback.into(),
         giant_pages_made_max: giant_pages_made_max(args, &backing, is_for_giants)?,
@@ -172,6 +173,7 @@ fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>)
         policy: policy.unwrap_or(before.policy),
         guarantee: args.guarantee,
         policy_delay: args.policy_delay,
+        out_of_reach: args.out_of_reach.or(before.out_of_reach),
         is_prefaulted: false,
         fallback: args.fallback.into(),
         giant_pages_made_max: 0,
@@ -357,6 +359,24 @@ mod tests {
         let why = continued_spec(&args, before.clone(), None).expect_err("it has no guest").to_string();
         assert!(why.contains("cannot continue a run without a guest"), "{why}");
         assert!(continued_spec(&args, RunSpec { is_native: false, ..before }, None).is_ok());
+    }
+
+    #[test]
+    fn the_part_of_the_time_out_of_reach_is_that_of_the_options_or_of_the_run_before() {
+        let base = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
+        let of_options = |arguments: &[&str]| {
+            let policy = default_policy(None);
+            spec(&run_args(arguments), policy).expect("they make sense").out_of_reach.map(|part| part.to_string())
+        };
+        assert_eq!(of_options(&["gups", "--out-of-reach=12.5%"]).as_deref(), Some("12.50%"));
+        assert_eq!(of_options(&["gups"]), None);
+        let tenth = "10%".parse().ok();
+        let before = RunSpec { out_of_reach: tenth, ..RunSpec::of_kernel("gups", "", mib(64), base) };
+        let continued = |arguments: &[&str]| {
+            continued_spec(&run_args(arguments), before.clone(), None).expect("they make sense").out_of_reach
+        };
+        assert_eq!(continued(&["--restore=saved"]), tenth);
+        assert_eq!(continued(&["--restore=saved", "--out-of-reach=1%"]), "1%".parse().ok());
     }
 
     #[test]

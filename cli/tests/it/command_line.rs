@@ -110,6 +110,9 @@ fn an_invalid_size_or_time_is_refused_with_a_valid_example() {
         "a whole number of seconds, or one followed by ms, s, m or h",
     );
     is_no_argument(&small_and(&["--timeout", "0s"]), "the time is zero: omit --timeout");
+    for part in ["0%", "101%", "30", "much"] {
+        is_no_argument(&small_and(&["--out-of-reach", part]), "write a number from 1 to 100 and a %, like \"30%\"");
+    }
 }
 
 #[test]

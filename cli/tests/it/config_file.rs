@@ -34,6 +34,16 @@ fn a_run_takes_its_options_from_a_file_and_the_command_line_overrides_them() {
 }
 
 #[test]
+fn the_part_of_the_time_out_of_reach_is_in_the_report_from_a_file_or_the_command_line() {
+    let scratch = new_scratch();
+    scratch.file("vm.toml", format!("{SMALL}format = \"json\"\nout-of-reach = \"12.5%\"\n").as_bytes());
+    let setup = |more: &[&str]| report(&scratch, &[&["run", "--config", "vm.toml"], more].concat())["setup"].clone();
+    assert_eq!(setup(&[])["out_of_reach"], "12.50%");
+    assert_eq!(setup(&["--out-of-reach", "5%"])["out_of_reach"], "5%");
+    is_refused(&format!("{SMALL}out-of-reach = \"0%\"\n"), &[], &["vm.toml:5: out-of-reach: ", "from 1 to 100"]);
+}
+
+#[test]
 fn paths_in_a_file_are_relative_to_its_folder() {
     let scratch = new_scratch();
     std::fs::create_dir(scratch.path("vms")).unwrap();

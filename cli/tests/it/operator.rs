@@ -236,12 +236,16 @@ fn attach_takes_a_process_a_domain_or_a_qmp_monitor() {
     let settings = Settings {
         policy: Some("off".into()),
         guarantee: Some("bestEffort".into()),
+        out_of_reach: Some("10%".into()),
         collapse_shared: Some(true),
         qmp: Some(qmp.clone()),
         ..none.clone()
     };
-    let arguments = ["attach", "--qmp=/run/web.qmp", "--policy=off", "--guarantee=best-effort", "--collapse-shared"];
-    assert_eq!(asked(&arguments), request(Target::Qmp(qmp.clone()), settings));
+    let arguments = ["--qmp=/run/web.qmp", "--policy=off", "--guarantee=best-effort", "--collapse-shared"];
+    assert_eq!(
+        asked(&[&["attach", "--out-of-reach=10%"], &arguments[..]].concat()),
+        request(Target::Qmp(qmp.clone()), settings)
+    );
     let settings = Settings { qmp: Some(qmp), ..none };
     assert_eq!(asked(&["attach", "4711", "--qmp=/run/web.qmp"]), request(Target::Pid(4711), settings));
 }
@@ -322,6 +326,8 @@ fn invalid_arguments_are_refused_without_a_daemon() {
         (&["attach"], "<PID|DOMAIN>"),
         (&["attach", "web", "--policy=nope"], "never, prealloc"),
         (&["attach", "web", "--guarantee=most"], "or a share of memory"),
+        (&["attach", "web", "--out-of-reach=0%"], "from 1 to 100 and a %"),
+        (&["set", "web", "out-of-reach=30"], "from 1 to 100 and a %"),
         (&["top", "--interval=1ms"], "shorter than 100ms"),
         (&["info"], "<VM>"),
     ] {

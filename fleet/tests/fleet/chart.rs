@@ -139,10 +139,15 @@ fn a_failed_call_fails_the_vms_alone_that_ask_for_guaranteed() {
 fn a_chart_with_a_wrong_value_is_refused_before_anything_is_made() {
     let Some(server) = Server::shared() else { return };
     let chart = chart();
-    let wrong = ["install", "bad", &chart, "--namespace", "bad", "--set", "agent.intervalSeconds=soon"];
-    let output = server.helm(&wrong);
-    assert!(!output.status.success());
-    let why = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(why.contains("intervalSeconds"), "{why}");
+    for (value, name) in [
+        ("agent.intervalSeconds=soon", "intervalSeconds"),
+        ("daemon.budget.outOfReach=0%", "outOfReach"),
+        ("daemon.budget.outOfReach=101%", "outOfReach"),
+    ] {
+        let output = server.helm(&["install", "bad", &chart, "--namespace", "bad", "--set", value]);
+        assert!(!output.status.success(), "{value}");
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(why.contains(name), "{why}");
+    }
     assert_eq!(server.admin().get("/apis/apps/v1/namespaces/bad/daemonsets").done()["items"], json!([]));
 }

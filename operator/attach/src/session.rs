@@ -23,7 +23,7 @@ use wideleaf_memory::gate::{Gate as _, GateState};
 use wideleaf_memory::host::process::{Claim, ProcessHost};
 use wideleaf_memory::host::{Host as _, HostError};
 
-use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError, SharedRecovery};
+use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError, OutOfReach, SharedRecovery};
 use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
@@ -83,12 +83,22 @@ pub struct Settings {
     pub qmp: Option<PathBuf>,
     /// Limits on its costs.
     pub limits: BudgetLimits,
+    /// Largest part of the time for which windows may be out of the guest's reach.
+    pub out_of_reach: OutOfReach,
     /// Cost of a TLB miss on this machine.
     pub walk: WalkCost,
     /// Bounds on recoveries after a migration, a dirty log, a balloon and the like.
     pub recovery: RecoveryLimits,
     /// Whether the guest is left alone from the start, until [`Attached::leave_alone`] ends that.
     pub is_left_alone: bool,
+}
+
+impl Settings {
+    /// Settings of the guest's manager.
+    fn of_manager(&self) -> ManagerConfig {
+        let Settings { limits, out_of_reach, .. } = *self;
+        ManagerConfig { limits, out_of_reach, ..ManagerConfig::for_external_guests() }
+    }
 }
 
 /// Reason why a guest cannot be managed.
@@ -333,6 +343,13 @@ impl Attached {
         now.manager.set_limits(limits);
     }
 
+    /// Sets the largest part of the time for which windows may be out of the guest's reach.
+    pub fn set_out_of_reach(&mut self, part: OutOfReach) {
+        let mut now = self.guest().now();
+        now.settings.out_of_reach = part;
+        now.manager.set_out_of_reach(part);
+    }
+
     /// Bids for huge pages, while the host lacks them.
     pub fn bids(&self) -> Option<BidsReport> {
         live_view::bids(&self.guest().now().manager.live())
@@ -528,6 +545,7 @@ impl Guest {
         }
         // They may have changed since.
         next.set_limits(now.settings.limits);
+        next.set_out_of_reach(now.settings.out_of_reach);
         now.before = Arc::new(now.before.with(&now.manager.live()));
         (now.ram, now.settings.policy, now.tables) = (ram, policy, tables);
         let old = (std::mem::replace(&mut now.manager, next), std::mem::replace(&mut now.heat, heat));
@@ -690,7 +708,7 @@ impl Recoveries {
 impl Parts<'_> {
     fn manager(&self, settings: &Settings) -> Result<Manager, AttachError> {
         let policy = policy(settings);
-        let config = ManagerConfig { limits: settings.limits, ..ManagerConfig::for_external_guests() };
+        let config = settings.of_manager();
         let manager = Manager::spawn(Arc::clone(self.host) as _, self.vms(settings), policy, config)?;
         manager.activate();
         let until = Instant::now() + FIRST_LOOK_WITHIN;
@@ -821,6 +839,15 @@ mod tests {
         let refused = check(Some(&giant)).expect_err("only our own VMM can");
         assert!(refused.to_string().contains("wideleaf run"), "{refused}");
         assert!(check(None).is_ok());
+    }
+
+    #[test]
+    fn the_manager_keeps_to_the_limits_and_the_part_of_the_time_that_the_settings_say() {
+        let out_of_reach = "10%".parse().expect("it is a part");
+        let limits = BudgetLimits { copy_per_second: mib(7), ..BudgetLimits::default() };
+        let config = Settings { limits, out_of_reach, ..Settings::default() }.of_manager();
+        assert_eq!((config.limits, config.out_of_reach), (limits, out_of_reach));
+        assert_eq!(Settings::default().of_manager().out_of_reach, ManagerConfig::default().out_of_reach);
     }
 
     #[test]

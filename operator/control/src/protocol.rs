@@ -280,6 +280,10 @@ pub struct Settings {
     /// Coverage that the VM should reach: `bestEffort`, or a share like `guaranteed:95%`, `bestEffort:95%` or `95%`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<String>,
+    /// Largest part of any 100 ms for which the VM's memory may be out of its reach while page sizes change: `1%` to
+    /// `100%`, which is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_of_reach: Option<String>,
     /// Whether shared memory (shmem, memfd) may be collapsed, which stops the guest for 15 to 30 ms a window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collapse_shared: Option<bool>,
@@ -299,6 +303,8 @@ pub enum SettingName {
     Policy,
     /// The setting `guarantee`.
     Guarantee,
+    /// The setting `out_of_reach`.
+    OutOfReach,
     /// The setting `collapse_shared`.
     CollapseShared,
     /// The setting `qmp`.
@@ -347,6 +353,10 @@ pub struct Limits {
     pub copy_per_second: u64,
     /// Share of a core that actions may take, in ten thousandths.
     pub cpu_share: u32,
+    /// Largest part of any 100 ms for which the VM's memory may be out of its reach, as in [`Settings`]; `None` from
+    /// daemons of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_of_reach: Option<String>,
     /// Policy that an operator has set since the last status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,

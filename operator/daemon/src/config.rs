@@ -16,6 +16,7 @@ use wideleaf_control::protocol::{SOCKET_PATH, Settings};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_memory::block_supply::SupplyRules;
 use wideleaf_memory::input_file::InputFile;
+use wideleaf_memory::manager::{OutOfReach, OutOfReachError};
 use wideleaf_policies::recovery::RecoveryLimits;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
@@ -69,13 +70,17 @@ pub struct BudgetConfig {
     /// Share of one core, in ten thousandths.
     #[serde(deserialize_with = "values::share")]
     pub cpu_share: u32,
+    /// Largest part of any 100 ms for which memory of one VM may be out of its reach.
+    #[serde(deserialize_with = "values::out_of_reach")]
+    pub out_of_reach: OutOfReach,
 }
 
 impl Default for BudgetConfig {
     /// The default of one manager: the host is one host however many VMs it runs.
     fn default() -> BudgetConfig {
         let limits = BudgetLimits::default();
-        BudgetConfig { copy_per_second: limits.copy_per_second, cpu_share: limits.cpu_share.get() }
+        let (copy_per_second, cpu_share) = (limits.copy_per_second, limits.cpu_share.get());
+        BudgetConfig { copy_per_second, cpu_share, out_of_reach: OutOfReach::default() }
     }
 }
 
@@ -302,6 +307,9 @@ pub struct VmRule {
     /// Upper bound on its copies, in bytes per second.
     #[serde(default, deserialize_with = "values::some_size")]
     pub copy_per_second: Option<Bytes>,
+    /// Part of the time out of reach, as in [`BudgetConfig`].
+    #[serde(default, deserialize_with = "values::some_out_of_reach")]
+    pub out_of_reach: Option<OutOfReach>,
     /// Upper bound on its bloat in bytes. At the bound no promotion may take more memory.
     #[serde(default, deserialize_with = "values::some_size")]
     pub bloat_max: Option<Bytes>,
@@ -322,6 +330,8 @@ pub struct Wanted {
     pub weight: u32,
     /// Upper bound on its copies, in bytes per second.
     pub copy_per_second: Option<Bytes>,
+    /// Largest part of any 100 ms for which its memory may be out of its reach.
+    pub out_of_reach: OutOfReach,
     /// Upper bound on its bloat, in bytes.
     pub bloat_max: Option<Bytes>,
     /// Bounds on its recoveries.
@@ -409,6 +419,7 @@ impl Config {
             qmp: None,
             weight: 1,
             copy_per_second: None,
+            out_of_reach: self.budget.out_of_reach,
             bloat_max: None,
             recovery: self.recovery.limits(),
         };
@@ -429,6 +440,7 @@ impl VmRule {
         set(&mut wanted.guarantee, self.guarantee);
         set(&mut wanted.collapse_shared, self.collapse_shared);
         set(&mut wanted.weight, self.weight);
+        set(&mut wanted.out_of_reach, self.out_of_reach);
         wanted.qmp = self.qmp.clone().or(wanted.qmp.take());
         wanted.copy_per_second = self.copy_per_second.or(wanted.copy_per_second);
         wanted.bloat_max = self.bloat_max.or(wanted.bloat_max);
@@ -439,8 +451,11 @@ fn apply_said(said: &Settings, wanted: &mut Wanted) -> Result<(), String> {
     let policy = said.policy.as_deref().map(PolicySetting::parse).transpose()?;
     let guarantee =
         said.guarantee.as_deref().map(str::parse).transpose().map_err(|error: GuaranteeError| error.to_string())?;
+    let out_of_reach = said.out_of_reach.as_deref().map(str::parse).transpose();
+    let out_of_reach = out_of_reach.map_err(|error: OutOfReachError| error.to_string())?;
     set(&mut wanted.policy, policy);
     set(&mut wanted.guarantee, guarantee);
+    set(&mut wanted.out_of_reach, out_of_reach);
     set(&mut wanted.collapse_shared, said.collapse_shared);
     wanted.qmp = said.qmp.clone().or(wanted.qmp.take());
     Ok(())
@@ -552,6 +567,15 @@ mod tests {
         assert!(mistake("[socket]\nmode = \"rw\"").starts_with(":2:8: \"rw\" is not a mode"));
         assert!(mistake("[[vm]]\nname = \"a\"\nweight = 0").starts_with(":3:10: 0 is not a weight"));
         assert!(mistake("[recovery]\nburst = 0").starts_with(":2:9: 0 is not a burst"));
+        for part in ["0%", "0.5%", "101%", "30"] {
+            let of_all = mistake(&format!("[budget]\nout_of_reach = \"{part}\""));
+            assert!(
+                of_all.starts_with(&format!(":2:16: \"{part}\" is not a part of the time: write a number")),
+                "{of_all}"
+            );
+            let of_one = mistake(&format!("[[vm]]\nname = \"a\"\nout_of_reach = \"{part}\""));
+            assert!(of_one.starts_with(&format!(":3:16: \"{part}\" is not a part of the time")), "{of_one}");
+        }
         assert!(mistake("[supply]\nlow_blocks = 0").starts_with(":2:14: 0 is not a number of blocks"));
         assert!(mistake("[supply]\nhigh_blocks = 257").starts_with(":2:15: 257 is not a number of blocks"));
         assert!(mistake("[attach]\nautomatic = \"some\"").starts_with(":2:13: "));
@@ -600,6 +624,21 @@ mod tests {
         assert_eq!(of("web-1", &said).guarantee, Guarantee::BestEffort);
         let said = Settings { policy: Some("nope".into()), ..Settings::default() };
         assert!(config.wanted("web-1", None, &said).expect_err("no such policy").contains("no policy \"nope\""));
+    }
+
+    #[test]
+    fn the_part_of_the_time_out_of_reach_is_that_of_the_budget_of_a_rule_or_of_the_settings() {
+        let text = "[budget]\nout_of_reach = \"20%\"\n[[vm]]\nname = \"web*\"\nout_of_reach = \"2.5%\"\n\
+                    [[vm]]\nname = \"*\"\nweight = 2\n";
+        let config = Config::parse(text).expect("all of it makes sense");
+        let of = |name: &str, said: Option<&str>| {
+            let said = Settings { out_of_reach: said.map(str::to_owned), ..Settings::default() };
+            config.wanted(name, None, &said).map(|wanted| wanted.out_of_reach.to_string())
+        };
+        let parts = [of("db", None), of("web", None), of("web", Some("100%"))];
+        assert_eq!(parts, ["20%", "2.50%", "100%"].map(|part| Ok(part.to_owned())));
+        assert!(of("web", Some("0%")).expect_err("it is below 1 %").contains("write a number from 1 to 100"));
+        assert_eq!(Config::default().budget.out_of_reach, OutOfReach::default());
     }
 
     #[test]

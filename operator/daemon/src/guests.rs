@@ -133,7 +133,8 @@ pub trait Care: Send {
     /// Bids for huge pages, while the host lacks them.
     fn bids(&mut self) -> Option<BidsReport>;
 
-    /// Sets the policy. Whether shared memory may be collapsed, and the monitor, stay as they were.
+    /// Sets the policy, the bounds on recoveries and the part of the time out of reach. Whether shared memory may be
+    /// collapsed, and the monitor, stay as they were.
     ///
     /// # Errors
     /// Reason why this guest cannot have it; all stays as it was.

@@ -7,6 +7,7 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_kernels::registry::{KernelNames, by_name};
+use wideleaf_memory::manager::{OutOfReach, OutOfReachError};
 use wideleaf_memory::numa::placement::MemoryMode;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::node::ListError;
@@ -90,6 +91,19 @@ impl Scalar for Guarantee {
 
     fn of(text: String) -> Result<Guarantee, String> {
         text.parse().map_err(|error: GuaranteeError| error.to_string())
+    }
+}
+
+/// `30%`.
+impl Scalar for OutOfReach {
+    type Form = String;
+
+    fn form(&self) -> String {
+        self.to_string()
+    }
+
+    fn of(text: String) -> Result<OutOfReach, String> {
+        text.parse().map_err(|error: OutOfReachError| error.to_string())
     }
 }
 

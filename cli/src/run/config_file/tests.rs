@@ -186,3 +186,11 @@ fn a_mistake_is_reported_with_its_line_and_the_valid_forms() {
     assert!(wrong("vcpus = 1\nvcpus 2").starts_with("2: this is not TOML: "));
     assert!(wrong("cmdline = \"a\\u0000b\"").starts_with("1: cmdline contains a character with code 0"));
 }
+
+#[test]
+fn a_value_that_its_option_refuses_is_refused_in_a_file_too() {
+    let alone = |text: &str| check_alone(&read(text).unwrap()[0]);
+    assert_eq!(alone("out-of-reach = \"12.5%\""), Ok(()));
+    let why = alone("out-of-reach = \"0%\"").unwrap_err();
+    assert!(why.starts_with("out-of-reach: ") && why.contains("write a number from 1 to 100 and a %"), "{why}");
+}

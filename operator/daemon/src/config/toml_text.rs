@@ -16,7 +16,7 @@ impl Config {
     pub fn to_toml(&self) -> String {
         // Destructured, so that a new key cannot be forgotten here.
         let Config { budget, recovery, host, supply, socket, metrics, state, attach, defaults, vm } = self;
-        let BudgetConfig { copy_per_second, cpu_share } = budget;
+        let BudgetConfig { copy_per_second, cpu_share, out_of_reach } = budget;
         let RecoveryConfig { burst, longest } = recovery;
         let HostConfig { low_free, high_free } = host;
         let SupplyConfig { cpu_share: supply_share, low_blocks, high_blocks, reserve_for } = supply;
@@ -29,6 +29,7 @@ impl Config {
         text.section("[budget]");
         text.key("copy_per_second", quoted(size(*copy_per_second)));
         text.key("cpu_share", quoted(share(*cpu_share)));
+        text.key("out_of_reach", quoted(out_of_reach));
         text.section("[recovery]");
         text.key("burst", burst);
         text.key("longest", quoted(time(*longest)));
@@ -82,7 +83,18 @@ impl TomlText {
     }
 
     fn rule(&mut self, rule: &VmRule) {
-        let VmRule { name, flavor, policy, guarantee, collapse_shared, qmp, weight, copy_per_second, bloat_max } = rule;
+        let VmRule {
+            name,
+            flavor,
+            policy,
+            guarantee,
+            collapse_shared,
+            qmp,
+            weight,
+            copy_per_second,
+            out_of_reach,
+            bloat_max,
+        } = rule;
         self.section("[[vm]]");
         self.key_if("name", name.as_ref().map(quoted));
         self.key_if("flavor", flavor.as_ref().map(quoted));
@@ -92,6 +104,7 @@ impl TomlText {
         self.key_if("qmp", qmp.as_ref().map(|path| quoted(path.display())));
         self.key_if("weight", *weight);
         self.key_if("copy_per_second", copy_per_second.map(|bytes| quoted(size(bytes))));
+        self.key_if("out_of_reach", out_of_reach.map(quoted));
         self.key_if("bloat_max", bloat_max.map(|bytes| quoted(size(bytes))));
     }
 
@@ -136,6 +149,8 @@ fn time(time: Duration) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use wideleaf_memory::manager::OutOfReach;
+    use wideleaf_policies::PerTenThousand;
 
     fn reads_the_same(config: &Config) {
         let text = config.to_toml();
@@ -153,6 +168,8 @@ mod tests {
             [metrics]
             listen = "unix:/run/metrics.sock"
             mode = "0666"
+            [budget]
+            out_of_reach = "12.5%"
             [supply]
             low_blocks = 3
             high_blocks = 100
@@ -172,6 +189,7 @@ mod tests {
             qmp = "/run/web.qmp"
             weight = 3
             copy_per_second = "500M"
+            out_of_reach = "100%"
             bloat_max = "1536K"
             [[vm]]
             name = "*"
@@ -184,11 +202,13 @@ mod tests {
     proptest! {
         #[test]
         fn any_figure_reads_as_the_same(
-            copy: u64, low: u64, share in 0..=10_000_u32, seconds in 1..=86_400_u64, unit in 0..5_u32,
+            copy: u64, low: u64, share in 0..=10_000_u32, part in 100..=10_000_u32, seconds in 1..=86_400_u64,
+            unit in 0..5_u32,
         ) {
             let copy_per_second = Bytes::new((copy >> (10 * unit)) << (10 * unit));
             let low_free = Bytes::new(low);
-            let budget = BudgetConfig { copy_per_second, cpu_share: share };
+            let out_of_reach = OutOfReach::nearest_to(PerTenThousand::new(part));
+            let budget = BudgetConfig { copy_per_second, cpu_share: share, out_of_reach };
             let host = HostConfig { low_free, high_free: Bytes::new(u64::MAX) };
             let attach = AttachConfig { interval: Duration::from_secs(seconds), ..AttachConfig::default() };
             let config = Config { budget, host, attach, ..Config::default() };

@@ -12,6 +12,7 @@ use wideleaf_attach::refuse::refuse_policy;
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_memory::block_supply::HELD_MAX;
+use wideleaf_memory::manager::{OutOfReach, OutOfReachError};
 use wideleaf_policies::{Bytes, PolicyChoice};
 
 use super::Pattern;
@@ -224,6 +225,16 @@ pub(super) fn some_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Op
 /// A share such as `"50%"`.
 pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     read(deserializer, share_from)
+}
+
+/// A part of the time such as `"30%"`, not zero.
+pub(super) fn out_of_reach<'de, D: Deserializer<'de>>(deserializer: D) -> Result<OutOfReach, D::Error> {
+    read(deserializer, |text| text.parse().map_err(|error: OutOfReachError| error.to_string()))
+}
+
+/// A part of the time that may be left out.
+pub(super) fn some_out_of_reach<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<OutOfReach>, D::Error> {
+    out_of_reach(deserializer).map(Some)
 }
 
 /// A guarantee, such as `"guaranteed:95%"` or `"bestEffort"`.

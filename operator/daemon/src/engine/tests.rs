@@ -843,6 +843,31 @@ fn a_reload_changes_all_settings_but_those_fixed_at_attach() {
 }
 
 #[test]
+fn the_part_of_the_time_out_of_reach_comes_with_the_attach_a_reload_and_a_setting() {
+    let bench = Bench::new("[budget]\nout_of_reach = \"20%\"");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    let is_now = |part: &str| {
+        let now = bench.guests.guest(10).out_of_reach.map(|part| part.to_string());
+        assert_eq!(now.as_deref(), Some(part));
+    };
+    is_now("20%");
+    bench.configure("[budget]\nout_of_reach = \"5%\"");
+    assert_eq!(bench.ask(Request::Reload), Ok(Answer::Done));
+    is_now("5%");
+    let set = |changes| bench.ask(Request::Set { vm: "web".into(), changes });
+    let to = |part: &str| Settings { out_of_reach: Some(part.into()), ..Settings::default() };
+    let Ok(Answer::Vm(view)) = set(to("60%")) else { panic!("it is managed") };
+    is_now("60%");
+    let note = "while pages change their size, memory is out of its reach for at most 60% of any 100 ms";
+    assert!(view.notes.iter().any(|line| line == note), "{:?}", view.notes);
+    set(Settings { unset: vec![SettingName::OutOfReach], ..Settings::default() }).expect("it is managed");
+    is_now("5%");
+    assert!(set(to("0%")).expect_err("it is below 1 %").contains("write a number from 1 to 100"));
+    is_now("5%");
+}
+
+#[test]
 fn unset_settings_follow_the_configuration_now_or_from_the_next_attach_on() {
     let bench = Bench::new("[defaults]\npolicy = \"greedy\"");
     bench.guests.start(10, "web");

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, may_promote, pursuit_policy};
 use wideleaf_control::protocol::{LEFT_ALONE_S_MAX, Limits, PriceOfHugePage, SettingName, Settings};
 use wideleaf_control::view::{BackingView, Care, VmView, WorkView};
+use wideleaf_memory::manager::OutOfReach;
 use wideleaf_policies::market::Allowances;
 use wideleaf_policies::node::NODES_MAX;
 use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice, NodeId, PerTenThousand, TouchedFrom};
@@ -303,6 +304,11 @@ impl Vm {
                 "huge pages are short on this host: a window of this VM gets one if that saves {saved:.2} M cycles/s"
             ));
         }
+        if self.wanted.out_of_reach != OutOfReach::default() {
+            let part = self.wanted.out_of_reach;
+            let bound = format!("memory is out of its reach for at most {part} of any 100 ms");
+            view.notes.push(format!("while pages change their size, {bound}"));
+        }
         if self.is_bloated() {
             view.notes.push("it has taken as much memory for large pages as its bloat_max allows".into());
         }
@@ -360,8 +366,18 @@ impl Vm {
             PriceOfHugePage { cycles_per_s, may_vacate, free }
         });
         let (copy_per_second, cpu_share) = (copy.get(), limits.cpu_share.get());
+        let out_of_reach = Some(self.wanted.out_of_reach.to_string());
         let free_huge_pages = std::mem::take(&mut self.promised);
-        Limits { copy_per_second, cpu_share, policy, own_policy, wants_windows, huge_page, free_huge_pages }
+        Limits {
+            copy_per_second,
+            cpu_share,
+            out_of_reach,
+            policy,
+            own_policy,
+            wants_windows,
+            huge_page,
+            free_huge_pages,
+        }
     }
 }
 
@@ -373,7 +389,7 @@ fn activity(view: &VmView) -> Activity {
 /// domain that libvirt reports again do not set them.
 pub(super) fn merged(before: &Settings, changes: &Settings) -> Settings {
     let kept = |name: SettingName| !changes.unset.contains(&name);
-    let Settings { policy, guarantee, collapse_shared, qmp, mut unset } = before.clone();
+    let Settings { policy, guarantee, out_of_reach, collapse_shared, qmp, mut unset } = before.clone();
     for name in &changes.unset {
         if !unset.contains(name) {
             unset.push(*name);
@@ -382,6 +398,7 @@ pub(super) fn merged(before: &Settings, changes: &Settings) -> Settings {
     let mut merged = Settings {
         policy: changes.policy.clone().or(policy.filter(|_| kept(SettingName::Policy))),
         guarantee: changes.guarantee.clone().or(guarantee.filter(|_| kept(SettingName::Guarantee))),
+        out_of_reach: changes.out_of_reach.clone().or(out_of_reach.filter(|_| kept(SettingName::OutOfReach))),
         collapse_shared: changes.collapse_shared.or(collapse_shared.filter(|_| kept(SettingName::CollapseShared))),
         qmp: changes.qmp.clone().or(qmp.filter(|_| kept(SettingName::Qmp))),
         unset: Vec::new(),
@@ -389,6 +406,7 @@ pub(super) fn merged(before: &Settings, changes: &Settings) -> Settings {
     unset.retain(|name| match name {
         SettingName::Policy => merged.policy.is_none(),
         SettingName::Guarantee => merged.guarantee.is_none(),
+        SettingName::OutOfReach => merged.out_of_reach.is_none(),
         SettingName::CollapseShared => merged.collapse_shared.is_none(),
         SettingName::Qmp => merged.qmp.is_none(),
     });

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use wideleaf_control::protocol::{BidsReport, Target};
 use wideleaf_control::view::{self, BackingView, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange, WorkView};
+use wideleaf_memory::manager::OutOfReach;
 use wideleaf_policies::{BudgetLimits, HugePagePrice};
 
 use super::{Care, Found, Guests, ProcessId, WindowCounts};
@@ -42,6 +43,8 @@ pub struct FakeGuest {
     pub policy: Option<PolicySetting>,
     /// Limits that it received last.
     pub limits: Option<BudgetLimits>,
+    /// Part of the time out of reach that it received last.
+    pub out_of_reach: Option<OutOfReach>,
     /// Permission to grow that it received last.
     pub may_grow: bool,
     /// Bids of its policy.
@@ -147,6 +150,7 @@ impl FakeGuests {
             qmp: None,
             policy: None,
             limits: None,
+            out_of_reach: None,
             may_grow: true,
             bids: None,
             price: None,
@@ -245,6 +249,7 @@ impl Guests for FakeGuests {
         self.change(pid, |guest| {
             guest.attached += 1;
             guest.policy = Some(wanted.policy.clone());
+            guest.out_of_reach = Some(wanted.out_of_reach);
             guest.qmp = wanted.qmp.clone();
             guest.left_alone = is_left_alone.then(|| ASKED.to_owned());
         });
@@ -282,7 +287,10 @@ impl Care for FakeCare {
         if wanted.policy.to_string().starts_with("giant") {
             return Err("giant needs a guest of our own".into());
         }
-        self.guests.change(self.pid, |guest| guest.policy = Some(wanted.policy.clone()));
+        self.guests.change(self.pid, |guest| {
+            guest.policy = Some(wanted.policy.clone());
+            guest.out_of_reach = Some(wanted.out_of_reach);
+        });
         Ok(())
     }
 

@@ -79,6 +79,7 @@ impl Guests for RealGuests {
             may_collapse_shared: wanted.collapse_shared,
             qmp: wanted.qmp.clone(),
             limits: BudgetLimits::default(),
+            out_of_reach: wanted.out_of_reach,
             walk: self.walk.cost,
             recovery: wanted.recovery,
             is_left_alone,
@@ -141,6 +142,7 @@ impl Care for RealCare {
             self.attached.set_policy(choice(&wanted.policy)).map_err(|error| error.to_string())?;
         }
         self.attached.set_recovery(wanted.recovery);
+        self.attached.set_out_of_reach(wanted.out_of_reach);
         self.wanted = wanted.clone();
         Ok(())
     }

@@ -35,6 +35,15 @@ fn a_registered_vm_is_listed_limited_and_forgotten_with_its_connection() {
 }
 
 #[test]
+fn a_registered_vm_is_told_the_part_of_the_time_for_which_its_memory_may_be_out_of_reach() {
+    let bench = Bench::new("[budget]\nout_of_reach = \"20%\"");
+    assert_eq!(limits(bench.ask(register(1))).out_of_reach.as_deref(), Some("20%"));
+    let changes = Settings { out_of_reach: Some("10%".into()), ..Settings::default() };
+    bench.ask(Request::Set { vm: "ours".into(), changes }).expect("it is managed");
+    assert_eq!(limits(bench.ask(status_of(own_view(1)))).out_of_reach.as_deref(), Some("10%"));
+}
+
+#[test]
 fn the_guarantee_of_a_registered_vm_is_pursued_and_its_policy_comes_back() {
     let bench = Bench::new("[defaults]\nguarantee = \"95%\"\npolicy = \"thp\"");
     let status = |policy: &str, base_4k: u64| {
