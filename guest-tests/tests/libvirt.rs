@@ -281,6 +281,32 @@ fn wideleafd_promotes_a_domain_that_the_hook_reports_and_leaves_it_on_request() 
 }
 
 #[test]
+fn wideleafd_takes_up_a_domain_that_was_saved_and_restored_and_gives_it_large_pages_again() {
+    if !has_kvm() {
+        return;
+    }
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    start_wideleafd(&libvirt);
+    libvirt.define(&Domain { metadata: "policy='greedy'", is_on_base_pages: true, ..Domain::PATTERN });
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    let is_large = || pages_2m(&libvirt, "pattern") >= 16;
+    libvirt.wait_until("KVM maps what is checked in huge pages", is_large);
+    let first = libvirt.pid("pattern");
+    let file = format!("{IMAGES}/saved");
+    libvirt.virsh(&["save", "pattern", &file]).unwrap();
+    libvirt.wait_until("the daemon has forgotten it", || care(&libvirt, "pattern").is_none());
+
+    libvirt.virsh(&["restore", &file]).unwrap();
+    assert_ne!(libvirt.pid("pattern"), first);
+    libvirt.wait_until("the daemon manages it again", || care(&libvirt, "pattern") == Some(Care::Managed));
+    libvirt.wait_until("KVM maps it in huge pages again", is_large);
+    let before = passes(&libvirt, "pattern");
+    libvirt.wait_until("the guest goes on", || passes(&libvirt, "pattern") > before + 1);
+    assert!(!libvirt.console("pattern").contains("mismatch"), "{}", libvirt.console("pattern"));
+    libvirt.virsh(&["destroy", "pattern"]).unwrap();
+}
+
+#[test]
 fn wideleafd_makes_room_for_a_domain_on_huge_pages_and_takes_it_back() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     start_wideleafd(&libvirt);

@@ -190,6 +190,12 @@ impl Drop for Libvirt {
             let _ = stdin.write_all(b"done");
         }
         // It ends when its first process has ended, which is after all others have been killed.
+        let deadline = Instant::now() + START_MAX;
+        while matches!(self.unshare.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // A process inside may wait in the kernel for ever. Its namespaces are killed with `unshare`.
+        let _ = self.unshare.kill();
         let _ = self.unshare.wait();
     }
 }
