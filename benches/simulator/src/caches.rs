@@ -18,7 +18,7 @@ use super::counts::Counts;
 use super::machine::{Fill, Machine};
 use super::options::{Distances, Lines, Options};
 use super::purpose::Purpose;
-use super::sets::{Found, Sets, Shape, by_shape};
+use super::sets::{Avx2, Found, Sets, Shape, Vectors, Work, by_shape, run};
 use wideleaf_policies::units::{PageSize, WindowIndex};
 
 mod queue;
@@ -131,28 +131,36 @@ impl Caches {
         self.is_remote.get((line / LINES_PER_WINDOW) as usize).is_some_and(|is_remote| *is_remote)
     }
 
-    /// Adds the references of one walk, as [`Caches::refer`] does: `write` writes them and returns their number.
+    /// Room for the references of one walk.
     #[inline(always)]
-    pub(crate) fn refer_walk(&mut self, write: impl FnOnce(&mut [Reference; OF_AN_ACCESS]) -> usize) {
-        self.queue.push_walk(write);
+    pub(crate) fn room_for_walk(&mut self) -> &mut [Reference; OF_AN_ACCESS] {
+        self.queue.room_for_walk()
     }
 
-    /// Adds a reference to the line of `address`, which [`Caches::serve`] looks up.
-    #[inline]
-    pub(crate) fn refer(&mut self, address: u64, purpose: Purpose) {
-        self.queue.push(Reference::to(address, purpose));
+    /// Adds the references that a walk wrote there, which [`Caches::serve`] looks up, by their number: guest, host of
+    /// tables, host of data.
+    #[inline(always)]
+    pub(crate) fn refer_walk(&mut self, written: [usize; 3]) {
+        self.queue.push_walk(written);
+    }
+
+    /// Adds references to the data at some addresses.
+    #[inline(always)]
+    pub(crate) fn refer_data(&mut self, addresses: &[u64]) {
+        self.queue.push_data(addresses);
     }
 
     /// Looks up the lines of all waiting references, in their order, and counts where each one is found. `are_near`
     /// says that many are the line before them, and predictably so.
-    pub(crate) fn serve(&mut self, are_near: bool, counts: &mut Counts) {
-        let mut sought = self.queue.begin();
+    pub(crate) fn serve(&mut self, are_near: bool, avx2: Option<Avx2>, counts: &mut Counts) {
+        let mut sought = self.queue.added();
         if !self.are_followed {
             counts.add_found(sought, [0; Purpose::ALL], |served| &mut served.unplaced);
             return self.queue.clear();
         }
         for (n, level) in self.levels.iter_mut().enumerate() {
-            let missed = level.sift(&mut self.queue, n == 0, are_near);
+            let sift = Sift { level, queue: &mut self.queue, is_first: n == 0, are_near };
+            let missed = run(sift, avx2);
             let found = core::array::from_fn(|purpose| sought[purpose] - missed[purpose]);
             counts.add_found(found, [self.cycles[n]; Purpose::ALL], |served| &mut served.caches[n]);
             sought = missed;
@@ -166,26 +174,41 @@ impl Caches {
     }
 }
 
-impl Level {
-    /// Keeps in the queue the references that are still sought, or that have a victim for the next level. Returns
-    /// the number of sought ones, by purpose.
-    fn sift(&mut self, queue: &mut Queue, is_first: bool, are_near: bool) -> [u64; Purpose::ALL] {
-        let takes_victims = self.takes_victims && !is_first;
-        if self.walks == Walks::PassBy || takes_victims && self.walks == Walks::BeginHere {
-            return self.sift_one_by_one(queue, is_first);
+/// A queue that passes through a level. The queue keeps the references that are still sought, or that have a victim for
+/// the next level.
+struct Sift<'a> {
+    level: &'a mut Level,
+    queue: &'a mut Queue,
+    is_first: bool,
+    are_near: bool,
+}
+
+impl Work for Sift<'_> {
+    /// Number of references that are still sought, by purpose.
+    type Output = [u64; Purpose::ALL];
+
+    #[inline(always)]
+    fn run(self, vectors: impl Vectors) -> [u64; Purpose::ALL] {
+        let Sift { level, queue, is_first, are_near } = self;
+        let takes_victims = level.takes_victims && !is_first;
+        if level.walks == Walks::PassBy || takes_victims && level.walks == Walks::BeginHere {
+            return level.sift_one_by_one(queue, is_first);
         }
-        let gives_victims = self.gives_victims;
-        by_shape!(self.sets, sets => match (self.completes_pairs, gives_victims) {
+        let gives_victims = level.gives_victims;
+        by_shape!(level.sets, vectors, sets => match (level.completes_pairs, gives_victims) {
             _ if takes_victims => queue.keep_missing_and_take_victims(&mut sets, gives_victims),
             (true, true) => queue.keep_missing_with_pairs_and_victims(&mut sets),
             (true, false) => queue.keep_missing_and_complete_pairs(&mut sets),
             (false, true) => queue.keep_missing_with_victims(&mut sets),
-            (false, false) if self.takes_pairs => queue.keep_missing_of_pairs(&mut sets),
+            (false, false) if level.takes_pairs => queue.keep_missing_of_pairs(&mut sets),
             (false, false) => queue.keep_missing(&mut sets, is_first && are_near),
-        }, _ => self.sift_one_by_one(queue, is_first))
+        }, _ => level.sift_one_by_one(queue, is_first))
     }
+}
 
-    /// Does the same as [`Level::sift`], for any level.
+impl Level {
+    /// Does the same as [`Sift`], for any level.
+    #[inline(never)]
     fn sift_one_by_one(&mut self, queue: &mut Queue, is_first: bool) -> [u64; Purpose::ALL] {
         queue.keep(|reference, victim| {
             let is_walk = reference.purpose() != Purpose::Data;

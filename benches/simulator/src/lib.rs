@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Like `wideleaf-policies` it has no `std`, no clock and no randomness of its own: the same accesses on the same
-//! machine always give the same counts. Its only `unsafe` code compares tags as vectors (`sets/vector.rs`).
+//! machine always give the same counts. Its only `unsafe` code compares and moves tags as vectors
+//! (`sets/vector.rs`), of AVX2 where the CPU has it: the counts are the same.
 
 #![no_std]
 #![deny(unsafe_code)]

@@ -14,7 +14,8 @@ use alloc::vec::Vec;
 pub(crate) use self::lru::LruSets;
 use self::lru::WAYS_MAX;
 use self::tree::{Tree, TreeSets};
-pub(crate) use self::vector::Lane;
+use self::vector::Baseline;
+pub(crate) use self::vector::{Avx2, Lane, Vectors, Work, run};
 use super::machine::{Array, Replacement};
 
 mod lru;
@@ -89,22 +90,22 @@ pub(crate) enum Shape {
 
 /// Runs code on sets under LRU by their shape, so that the shape is known at compile time.
 macro_rules! by_shape {
-    ($sets:expr, $lru:ident => $known:expr, _ => $other:expr) => {{
+    ($sets:expr, $vectors:expr, $lru:ident => $known:expr, _ => $other:expr) => {{
         use $crate::sets::Shape;
         match $sets.shape() {
-            Shape::Wide(4) => by_shape!(@ wide, 4, $sets, $lru, $known),
-            Shape::Wide(8) => by_shape!(@ wide, 8, $sets, $lru, $known),
-            Shape::Wide(12) => by_shape!(@ wide, 12, $sets, $lru, $known),
-            Shape::Wide(16) => by_shape!(@ wide, 16, $sets, $lru, $known),
-            Shape::Wide(20) => by_shape!(@ wide, 20, $sets, $lru, $known),
-            Shape::Narrow(8) => by_shape!(@ narrow, 8, $sets, $lru, $known),
-            Shape::Narrow(16) => by_shape!(@ narrow, 16, $sets, $lru, $known),
-            Shape::Narrow(24) => by_shape!(@ narrow, 24, $sets, $lru, $known),
+            Shape::Wide(4) => by_shape!(@ wide, 4, $sets, $vectors, $lru, $known),
+            Shape::Wide(8) => by_shape!(@ wide, 8, $sets, $vectors, $lru, $known),
+            Shape::Wide(12) => by_shape!(@ wide, 12, $sets, $vectors, $lru, $known),
+            Shape::Wide(16) => by_shape!(@ wide, 16, $sets, $vectors, $lru, $known),
+            Shape::Wide(20) => by_shape!(@ wide, 20, $sets, $vectors, $lru, $known),
+            Shape::Narrow(8) => by_shape!(@ narrow, 8, $sets, $vectors, $lru, $known),
+            Shape::Narrow(16) => by_shape!(@ narrow, 16, $sets, $vectors, $lru, $known),
+            Shape::Narrow(24) => by_shape!(@ narrow, 24, $sets, $vectors, $lru, $known),
             _ => $other,
         }
     }};
-    (@ $width:ident, $lanes:literal, $sets:expr, $lru:ident, $known:expr) => {{
-        let mut $lru = $sets.$width::<$lanes>();
+    (@ $width:ident, $lanes:literal, $sets:expr, $vectors:expr, $lru:ident, $known:expr) => {{
+        let mut $lru = $sets.$width::<$lanes, _>($vectors);
         $known
     }};
 }
@@ -153,16 +154,16 @@ impl Sets {
 
     /// The sets, which have `LANES` lanes of 32 bits.
     #[inline(always)]
-    pub(crate) fn wide<const LANES: usize>(&mut self) -> LruSets<'_, u32, LANES> {
+    pub(crate) fn wide<const LANES: usize, V: Vectors>(&mut self, vectors: V) -> LruSets<'_, u32, V, LANES> {
         let sets = if let Rule::Wide { tags, .. } = &mut self.rule { tags.as_chunks_mut().0 } else { &mut [] };
-        LruSets { sets, place: self.place, last: self.ways - 1 }
+        LruSets { vectors, sets, place: self.place, last: self.ways - 1 }
     }
 
     /// The sets, which have `LANES` lanes of 16 bits.
     #[inline(always)]
-    pub(crate) fn narrow<const LANES: usize>(&mut self) -> LruSets<'_, u16, LANES> {
+    pub(crate) fn narrow<const LANES: usize, V: Vectors>(&mut self, vectors: V) -> LruSets<'_, u16, V, LANES> {
         let sets = if let Rule::Narrow { tags, .. } = &mut self.rule { tags.as_chunks_mut().0 } else { &mut [] };
-        LruSets { sets, place: self.place, last: self.ways - 1 }
+        LruSets { vectors, sets, place: self.place, last: self.ways - 1 }
     }
 
     /// Converts sets of few ways; returns other sets unchanged.
@@ -182,9 +183,9 @@ impl Sets {
     }
 
     /// Looks up a key, and inserts it if it is missing.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn access(&mut self, key: u64) -> Found {
-        by_shape!(self, lru => match lru.access(key) {
+        by_shape!(self, Baseline, lru => match lru.access(key) {
             (true, evicted) => Found::Miss { evicted },
             (false, _) => Found::Hit,
         }, _ => self.access_others(key))
@@ -219,25 +220,21 @@ impl Sets {
         Found::Miss { evicted: (evicted != NO_TAG).then(|| self.place.key(evicted, set)) }
     }
 
-    /// Looks up the keys of a list, in its order, and moves the missing ones to its front. Returns their number.
-    pub(crate) fn keep_missing<T: Copy>(&mut self, list: &mut [T], key: impl Fn(&T) -> u64) -> usize {
-        by_shape!(self, lru => keep(list, |item| lru.access(key(item)).0), _ => {
-            if let Rule::TreePlru { tags, trees, tree, has_holes: false } = &mut self.rule {
-                let place = self.place;
-                match self.ways {
-                    4 => return TreeSets::<4>::new(tags, trees, tree, place).keep_missing(list, key),
-                    8 => return TreeSets::<8>::new(tags, trees, tree, place).keep_missing(list, key),
-                    12 => return TreeSets::<12>::new(tags, trees, tree, place).keep_missing(list, key),
-                    _ => {}
-                }
-            }
-            keep(list, |item| self.access_others(key(item)) != Found::Hit)
-        })
+    /// Looks up the keys of a list, in its order, and moves the missing ones to its front. `key` returns the key of an
+    /// item, or `None` if these sets cannot hold it. Returns their number.
+    #[inline]
+    pub(crate) fn keep_missing<T: Copy>(
+        &mut self,
+        list: &mut [T],
+        avx2: Option<Avx2>,
+        key: impl FnMut(&mut T) -> Option<u64>,
+    ) -> usize {
+        run(KeepMissing { sets: self, list, key }, avx2)
     }
 
     /// Removes a key. Returns whether it was present.
     pub(crate) fn take(&mut self, key: u64) -> bool {
-        by_shape!(self, lru => lru.take(key), _ => self.take_others(key))
+        by_shape!(self, Baseline, lru => lru.take(key), _ => self.take_others(key))
     }
 
     fn take_others(&mut self, key: u64) -> bool {
@@ -264,6 +261,35 @@ impl Sets {
                 trees.fill(0);
             }
         }
+    }
+}
+
+/// A list whose missing items are kept.
+struct KeepMissing<'a, T, K> {
+    sets: &'a mut Sets,
+    list: &'a mut [T],
+    key: K,
+}
+
+impl<T: Copy, K: FnMut(&mut T) -> Option<u64>> Work for KeepMissing<'_, T, K> {
+    /// Number of missing items.
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self, vectors: impl Vectors) -> usize {
+        let KeepMissing { sets, list, mut key } = self;
+        by_shape!(sets, vectors, lru => keep(list, |item| key(item).is_none_or(|key| lru.access(key).0)), _ => {
+            if let Rule::TreePlru { tags, trees, tree, has_holes: false } = &mut sets.rule {
+                let place = sets.place;
+                match sets.ways {
+                    4 => return TreeSets::<4>::new(tags, trees, tree, place).keep_missing(list, key),
+                    8 => return TreeSets::<8>::new(tags, trees, tree, place).keep_missing(list, key),
+                    12 => return TreeSets::<12>::new(tags, trees, tree, place).keep_missing(list, key),
+                    _ => {}
+                }
+            }
+            keep(list, |item| key(item).is_none_or(|key| sets.access_others(key) != Found::Hit))
+        })
     }
 }
 

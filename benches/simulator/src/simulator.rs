@@ -13,8 +13,7 @@ use self::block::{Block, Sums};
 use super::caches::Caches;
 use super::counts::Counts;
 use super::machine::Machine;
-use super::purpose::Purpose;
-use super::sets::keep;
+use super::sets::{Avx2, Vectors, Work, keep, run};
 use super::space::AddressSpace;
 use super::streams::Access;
 use super::tlb::{Level, Translated, find, translate};
@@ -35,6 +34,8 @@ pub struct Simulator {
     second_is_shared: bool,
     lines: Lines,
     block: Block,
+    /// Proof that the work of a block may use AVX2, if it is there.
+    avx2: Option<Avx2>,
     walker: Walker,
     caches: Caches,
     space: AddressSpace,
@@ -71,6 +72,7 @@ impl Simulator {
             second_is_shared: machine.second_level_is_shared.value,
             lines: options.lines,
             block: Block::new(),
+            avx2: Avx2::of_this_cpu(),
             walker: Walker::new(machine, options, options.seed + 256),
             caches: Caches::new(machine, space.end() >> 6, options, options.seed + 512),
             space,
@@ -120,22 +122,10 @@ impl Simulator {
         self.counts.writes += sums.writes;
         self.counts.tlb_hits[0] += hits;
         self.counts.data.caches[0] += sums.repeats * u64::from(self.lines == Lines::All);
-        let mut next = 0;
-        for seeker in &self.block.seekers[..walking] {
-            let n = seeker.access as usize;
-            if self.lines == Lines::All {
-                self.block.addresses()[next..n].iter().for_each(|&address| self.caches.refer(address, Purpose::Data));
-            }
-            next = n;
-            self.counts.misses[seeker.size() as usize] += 1;
-            let address = self.block.addresses()[n];
-            self.walker.walk(address, seeker.has_pde, &self.space, &mut self.caches, &mut self.counts);
-        }
-        if self.lines == Lines::All {
-            self.block.addresses()[next..].iter().for_each(|&address| self.caches.refer(address, Purpose::Data));
-        }
+        let avx2 = self.avx2;
+        run(Walks { of: self, number: walking }, avx2);
         // Where most accesses stay on the page that was the newest of its set, they often stay on the line.
-        self.caches.serve(2 * seeking as u64 <= sums.accesses, &mut self.counts);
+        self.caches.serve(2 * seeking as u64 <= sums.accesses, avx2, &mut self.counts);
     }
 
     /// Looks up the pages of a block in the TLB. Returns the number that missed both levels.
@@ -144,7 +134,7 @@ impl Simulator {
         let Block { addresses, seekers, .. } = block;
         let seekers = &mut seekers[..seeking];
         let Some(second) = &mut self.data_second else {
-            let missed = self.data_first.sift_first(seekers);
+            let missed = self.data_first.sift_first(seekers, self.avx2);
             counts.tlb_hits[0] += (seeking - missed) as u64;
             return missed;
         };
@@ -160,7 +150,7 @@ impl Simulator {
                 is_missing
             });
         } else {
-            missed_first = self.data_first.sift_first(seekers);
+            missed_first = self.data_first.sift_first(seekers, self.avx2);
             let seekers = &mut seekers[..missed_first];
             missed = if self.walker.second_level_holds_pdes {
                 keep(seekers, |seeker| {
@@ -170,7 +160,7 @@ impl Simulator {
                     is_missing
                 })
             } else {
-                second.sift_second(seekers, addresses)
+                second.sift_second(seekers, addresses, self.avx2)
             };
         }
         counts.tlb_hits[0] += (seeking - missed_first) as u64;
@@ -201,7 +191,7 @@ impl Simulator {
                 self.walker.walk(address, has_pde, &self.space, &mut self.caches, &mut self.counts);
             }
         }
-        self.caches.serve(false, &mut self.counts);
+        self.caches.serve(false, self.avx2, &mut self.counts);
     }
 
     /// Changes the host's backing of a window to pages of `size` (see [`AddressSpace::set_host`]), and drops all of
@@ -261,5 +251,64 @@ impl Simulator {
     /// Resets the counts to zero; all caches stay warm.
     pub fn reset_counts(&mut self) {
         self.counts = Counts::default();
+    }
+}
+
+/// The walks of a block, which begin with the first seekers, and the data of all its accesses: their references, in the
+/// order of the accesses.
+struct Walks<'a> {
+    of: &'a mut Simulator,
+    number: usize,
+}
+
+impl Work for Walks<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self, _: impl Vectors) {
+        let Simulator { lines, block, walker, caches, space, counts, .. } = self.of;
+        let has_data = *lines == Lines::All;
+        let mut next = 0;
+        for seeker in &block.seekers[..self.number] {
+            let n = seeker.access as usize;
+            if has_data {
+                caches.refer_data(&block.addresses()[next..n]);
+            }
+            next = n;
+            counts.misses[seeker.size() as usize] += 1;
+            walker.walk(block.addresses()[n], seeker.has_pde, space, caches, counts);
+        }
+        if has_data {
+            caches.refer_data(&block.addresses()[next..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::machines;
+    use crate::space::Paging;
+    use crate::streams::{Sparse, gups};
+    use wideleaf_policies::units::gib;
+
+    #[test]
+    fn a_processor_without_avx2_counts_the_same_on_every_machine() {
+        let accesses = || {
+            let far = || gups(gib(1).get() / 8, 3).take(6_000);
+            far().chain(Sparse { rows: 500, row_entries: 20 }.multiply(5).take(6_000)).chain(far())
+        };
+        for machine in machines() {
+            for guest in [PageSize::Base4K, PageSize::Huge2M] {
+                let count = |may_use_avx2: bool| {
+                    let space = AddressSpace::nested(gib(1), guest, PageSize::Base4K, Paging::FOUR_LEVELS);
+                    let mut simulator = Simulator::new(machine, space);
+                    simulator.avx2 = simulator.avx2.filter(|_| may_use_avx2);
+                    simulator.run(accesses());
+                    simulator.counts().clone()
+                };
+                assert_eq!(count(true), count(false), "{} with a guest on {guest} pages", machine.name);
+            }
+        }
     }
 }

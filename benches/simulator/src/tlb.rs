@@ -10,7 +10,7 @@
 use alloc::vec::Vec;
 
 use super::machine::{Fill, TlbArray, TlbLevel};
-use super::sets::{Found, Sets, keep};
+use super::sets::{Avx2, Found, Sets, keep};
 use super::space::page_shift;
 use wideleaf_policies::units::PageSize;
 
@@ -106,6 +106,8 @@ pub(crate) struct Level {
     /// Newest key of each set, array after array: a first level that gets it again has it, and its state
     /// does not change.
     newest: Vec<u32>,
+    /// One bit for each array that accesses of the present block may use, as a first level.
+    used: u64,
     /// By kind of access and size; the fourth is unused, and makes an index of two bits valid.
     entries: [[Entry; 4]; 2],
     kept_as: [PageSize; 3],
@@ -137,6 +139,8 @@ struct Entry {
     /// Start within `newest`, by the bit that chooses; see [`Route`].
     starts: [u32; 2],
     masks: [u32; 2],
+    /// The bits of the arrays in [`Level::used`].
+    arrays: [u64; 2],
 }
 
 impl Entry {
@@ -147,6 +151,7 @@ impl Entry {
             size_bits: key(0, size) as u32,
             starts: routes.map(|route| route.newest),
             masks: routes.map(|route| route.mask),
+            arrays: routes.map(|route| 1_u64.wrapping_shl(route.array.into())),
         }
     }
 }
@@ -175,6 +180,7 @@ impl Level {
             }),
             routes: [loads, stores],
             newest,
+            used: 0,
             kept_as,
             takes_victims: level.fill.value == Fill::Victims,
             cycles: u64::from(level.cycles.value),
@@ -185,12 +191,6 @@ impl Level {
     pub(crate) fn clear(&mut self) {
         self.arrays.iter_mut().for_each(Sets::clear);
         self.newest.fill(NO_KEY);
-    }
-
-    /// Size under which a page of `size` is stored.
-    #[inline]
-    fn kept_as(&self, size: PageSize) -> PageSize {
-        self.kept_as[size as usize]
     }
 
     /// Looks up the PDE of an address among the 4 KiB pages, and inserts it if it is missing. Returns whether
@@ -215,51 +215,48 @@ impl Level {
         let choice = (key >> CHOOSING_BIT & 1) as usize;
         let newest = &mut self.newest[(entry.starts[choice] + (key & entry.masks[choice])) as usize];
         let is_newest = core::mem::replace(newest, key) == key;
+        self.used |= entry.arrays[choice];
         (Seeker { key, access: 0, sizes: entry.sizes, is_store, has_pde: false }, is_newest)
     }
 
     /// Moves the seekers that miss the first level to the front. Returns their number.
-    pub(crate) fn sift_first(&mut self, seekers: &mut [Seeker]) -> usize {
-        let mut used = 0_u64;
-        for seeker in seekers.iter() {
-            used |= 1 << self.route(seeker.key.into(), seeker.size(), seeker.is_store).array;
-        }
+    pub(crate) fn sift_first(&mut self, seekers: &mut [Seeker], avx2: Option<Avx2>) -> usize {
+        let used = core::mem::take(&mut self.used);
         if used.is_power_of_two() {
-            return self.arrays[used.trailing_zeros() as usize].keep_missing(seekers, |seeker| seeker.key.into());
+            let array = &mut self.arrays[used.trailing_zeros() as usize];
+            return array.keep_missing(seekers, avx2, |seeker| Some(seeker.key.into()));
         }
         keep(seekers, |seeker| self.first(*seeker) != Found::Hit)
     }
 
     /// Moves the seekers that miss the second level to the front. Returns their number.
-    pub(crate) fn sift_second(&mut self, seekers: &mut [Seeker], addresses: &[u64]) -> usize {
+    pub(crate) fn sift_second(&mut self, seekers: &mut [Seeker], addresses: &[u64], avx2: Option<Avx2>) -> usize {
+        if let [array] = &mut self.arrays[..] {
+            let (routes, kept_as) = (&self.routes, &self.kept_as);
+            return array.keep_missing(seekers, avx2, |seeker| {
+                let size = sought(routes, kept_as, seeker);
+                let is_held = routes[seeker.is_store as usize][size as usize][0].array != NONE;
+                is_held.then(|| key(addresses[seeker.access as usize], size))
+            });
+        }
         let mut used = 0_u64;
         for seeker in seekers.iter_mut() {
-            let size = self.sought(seeker);
+            let size = sought(&self.routes, &self.kept_as, seeker);
             let key = key(addresses[seeker.access as usize], size);
             used |= 1_u64.wrapping_shl(self.route(key, size, seeker.is_store).array.into());
             seeker.key = key as u32;
         }
         if used.is_power_of_two() && used < 1 << self.arrays.len() {
-            return self.arrays[used.trailing_zeros() as usize].keep_missing(seekers, |seeker| seeker.key.into());
+            let array = &mut self.arrays[used.trailing_zeros() as usize];
+            return array.keep_missing(seekers, avx2, |seeker| Some(seeker.key.into()));
         }
         keep(seekers, |seeker| !self.second(addresses[seeker.access as usize], seeker))
     }
 
     /// Accesses this level as a second level that takes no victims. Returns whether it has the page.
     pub(crate) fn second(&mut self, address: u64, seeker: &mut Seeker) -> bool {
-        let size = self.sought(seeker);
+        let size = sought(&self.routes, &self.kept_as, seeker);
         self.access(address, size, seeker.is_store) == Found::Hit
-    }
-
-    /// Size under which a second level stores the page: whole, if it can. Otherwise it gets the first level's piece.
-    #[inline]
-    fn sought(&self, seeker: &mut Seeker) -> PageSize {
-        let whole = self.kept_as(seeker.whole());
-        if self.routes[seeker.is_store as usize][whole as usize][0].array == NONE {
-            return self.kept_as(seeker.size());
-        }
-        seeker.sizes = seeker.sizes & !3 | (seeker.sizes & 3).max(whole as u8);
-        whole
     }
 
     /// Whether it is filled by entries that the first level evicts.
@@ -300,6 +297,17 @@ impl Level {
         let route = self.route(key, size, is_store);
         self.arrays.get_mut(route.array as usize)
     }
+}
+
+/// Size under which a second level stores the page: whole, if it can. Otherwise it gets the first level's piece.
+#[inline(always)]
+fn sought(routes: &[[[Route; 2]; 3]; 2], kept_as: &[PageSize; 3], seeker: &mut Seeker) -> PageSize {
+    let whole = kept_as[seeker.whole() as usize];
+    if routes[seeker.is_store as usize][whole as usize][0].array == NONE {
+        return kept_as[seeker.size() as usize];
+    }
+    seeker.sizes = seeker.sizes & !3 | (seeker.sizes & 3).max(whole as u8);
+    whole
 }
 
 /// The page of `size` at an address, with its size: unique over all sizes.

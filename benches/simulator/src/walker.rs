@@ -67,7 +67,7 @@ impl Walker {
     }
 
     /// Walks to the page at an address. `has_pde` is the result of [`Walker::finds_pde`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn walk(
         &mut self,
         address: u64,
@@ -76,7 +76,8 @@ impl Walker {
         caches: &mut Caches,
         counts: &mut Counts,
     ) {
-        caches.refer_walk(|references| self.write_walk(address, has_pde, space, references, counts));
+        let written = self.write_walk(address, has_pde, space, caches.room_for_walk(), counts);
+        caches.refer_walk(written);
     }
 
     #[inline(always)]
@@ -87,14 +88,15 @@ impl Walker {
         space: &AddressSpace,
         references: &mut [Reference; OF_AN_ACCESS],
         counts: &mut Counts,
-    ) -> usize {
+    ) -> [usize; 3] {
         let leaf = space.pages(address).guest_leaf();
         let top = u32::from(space.paging().guest_levels);
         let from = if has_pde { PDE_LEVEL - 1 } else { self.guest.first_to_read(address, leaf, top) };
         counts.guest.skipped_by_walk_cache += u64::from(top - from);
         counts.cycles_of_walks += self.cycles;
-        let mut len = 0;
-        for level in (leaf..=from).rev() {
+        let (mut len, mut level) = (0, from + 1);
+        while level > leaf {
+            level -= 1;
             let entry = space.guest_entry(level, address);
             if !space.is_nested() {
             } else if self.guest_is_combined && level == from && from < top {
@@ -106,10 +108,12 @@ impl Walker {
             references[len] = Reference::to(entry, Purpose::Guest);
             len += 1;
         }
+        let guest = (from + 1 - leaf) as usize;
+        let without_data = len;
         if space.is_nested() {
             len = self.find(address, space, references, len, Purpose::HostOfData, &mut counts.host_of_data);
         }
-        len
+        [guest, without_data - guest, len - without_data]
     }
 
     /// Finds the host's page of a guest-physical address. Returns the new number of references.
@@ -131,9 +135,10 @@ impl Walker {
             counts.skipped_by_nested_tlb += u64::from(top - leaf + 1);
             return len;
         }
-        let from = self.host.first_to_read(gpa, leaf, top);
-        counts.skipped_by_walk_cache += u64::from(top - from);
-        for level in (leaf..=from).rev() {
+        let mut level = self.host.first_to_read(gpa, leaf, top) + 1;
+        counts.skipped_by_walk_cache += u64::from(top + 1 - level);
+        while level > leaf {
+            level -= 1;
             references[len] = Reference::to(space.host_entry(level, gpa), purpose);
             len += 1;
         }
@@ -184,7 +189,9 @@ impl WalkCaches {
     /// inserted, because the walk reads them.
     #[inline(always)]
     fn first_to_read(&mut self, address: u64, leaf: u32, top: u32) -> u32 {
-        for level in leaf + 1..=top {
+        let mut level = leaf;
+        while level < top {
+            level += 1;
             let key = address >> shift_of_level(level) | u64::from(level) << LEVEL_SHIFT;
             let is_missing = match self.arrays.get_mut(self.by_level[level as usize % 8] as usize) {
                 None => true,

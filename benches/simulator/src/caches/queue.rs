@@ -9,7 +9,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::purpose::Purpose;
-use crate::sets::{Lane, LruSets};
+use crate::sets::{Lane, LruSets, Vectors};
 use crate::simulator::block;
 
 /// Largest number of references of one access: a walk through five levels in both dimensions makes 35, and the
@@ -97,32 +97,73 @@ pub(crate) struct Queue {
     next: Vec<Reference>,
     /// Number of waiting references.
     len: usize,
+    /// Number of references that were added, by purpose.
+    added: Tally,
     /// Victim of each reference in the level above; `NONE` if it has no victim, or the next level takes no victims.
     victims: Vec<u64>,
 }
 
+/// The references that a level looks up in one turn; those behind the last are of no meaning.
+#[inline(always)]
+fn of_a_turn(waiting: &[Reference], start: usize) -> [Reference; AHEAD] {
+    *waiting[start..].first_chunk().expect("room behind the last reference")
+}
+
+/// Puts the references that a turn keeps where all that it has read end or before.
+#[inline(always)]
+fn put_turn(waiting: &mut [Reference], start: usize, kept: [Reference; AHEAD]) {
+    *waiting[start..].first_chunk_mut().expect("room behind the last reference") = kept;
+}
+
 impl Queue {
     pub(crate) fn new() -> Queue {
-        Queue { waiting: vec![Reference(0); ROOM], next: vec![Reference(0); ROOM], len: 0, victims: vec![NONE; ROOM] }
+        // A level reads and writes a whole number of them at a time, also at the end.
+        let (waiting, next) = (vec![Reference(0); ROOM + AHEAD], vec![Reference(0); ROOM + AHEAD]);
+        Queue { waiting, next, len: 0, added: Tally::default(), victims: vec![NONE; ROOM] }
     }
 
-    #[inline]
-    pub(crate) fn push(&mut self, reference: Reference) {
-        self.waiting[self.len] = reference;
-        self.len += 1;
-    }
-
-    /// Adds the references of one access; `write` returns their number.
+    /// Adds references to the data at some addresses.
     #[inline(always)]
-    pub(crate) fn push_walk(&mut self, write: impl FnOnce(&mut [Reference; OF_AN_ACCESS]) -> usize) {
-        self.len += write(self.waiting[self.len..].first_chunk_mut().expect("room for an access"));
+    pub(crate) fn push_data(&mut self, addresses: &[u64]) {
+        for (waiting, &address) in self.waiting[self.len..].iter_mut().zip(addresses) {
+            *waiting = Reference::to(address, Purpose::Data);
+        }
+        self.len += addresses.len();
+        self.added.0 += (addresses.len() as u64) << (16 * Purpose::Data as usize);
     }
 
-    /// Number of sought references, by purpose.
-    pub(crate) fn begin(&self) -> [u64; Purpose::ALL] {
-        let mut tally = Tally::default();
-        self.waiting[..self.len].iter().for_each(|&reference| tally.add(reference, true));
-        tally.by_purpose()
+    /// Room for the references of one walk.
+    #[inline(always)]
+    pub(crate) fn room_for_walk(&mut self) -> &mut [Reference; OF_AN_ACCESS] {
+        self.waiting[self.len..].first_chunk_mut().expect("room for an access")
+    }
+
+    /// Adds the references that a walk wrote there, by their number: guest, host of tables, host of data.
+    #[inline(always)]
+    pub(crate) fn push_walk(&mut self, [guest, host_of_tables, host_of_data]: [usize; 3]) {
+        self.len += guest + host_of_tables + host_of_data;
+        self.added.0 += (guest | host_of_tables << 16 | host_of_data << 32) as u64;
+    }
+
+    /// Number of references that were added, by purpose.
+    pub(crate) fn added(&self) -> [u64; Purpose::ALL] {
+        self.added.by_purpose()
+    }
+
+    /// Number of waiting references by purpose, without those that complete pairs.
+    #[inline(always)]
+    fn waiting_by_purpose(&self) -> [u64; Purpose::ALL] {
+        // Sums of bits, which the compiler makes of many references at a time.
+        let (mut all, mut odd, mut high, mut both) = (0, 0, 0, 0);
+        for reference in &self.waiting[..self.len] {
+            let (is_one, bits) = (!reference.0 >> COMPLETES.trailing_zeros() & 1, reference.0);
+            let (is_odd, is_high) = (bits & is_one, bits >> 1 & is_one);
+            all += is_one;
+            odd += is_odd;
+            high += is_high;
+            both += is_odd & is_high;
+        }
+        [all + both - odd - high, odd - both, high - both, both]
     }
 
     /// Lines of loads and stores that are still sought.
@@ -133,36 +174,50 @@ impl Queue {
 
     pub(crate) fn clear(&mut self) {
         self.len = 0;
+        self.added = Tally::default();
     }
 
     /// Keeps the references with a missing line. Returns their number, by purpose. `is_near` is that of
     /// [`LruSets::access_at`].
     #[inline(always)]
-    pub(crate) fn keep_missing<T: Lane, const LANES: usize>(
+    pub(crate) fn keep_missing<T: Lane, V: Vectors, const LANES: usize>(
         &mut self,
-        sets: &mut LruSets<'_, T, LANES>,
+        sets: &mut LruSets<'_, T, V, LANES>,
         is_near: bool,
     ) -> [u64; Purpose::ALL] {
-        let (waiting, mut kept) = (&mut self.waiting[..self.len], 0);
-        let mut places = [(0, T::EMPTY); AHEAD];
-        for start in (0..waiting.len()).step_by(AHEAD) {
-            let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
-            for (n, &place) in places[..sought].iter().enumerate() {
-                let is_missing = sets.access_at(place, is_near);
+        self.len = if is_near { self.sift::<_, _, _, true>(sets) } else { self.sift::<_, _, _, false>(sets) };
+        self.waiting_by_purpose()
+    }
+
+    /// Does the same, and returns their number.
+    #[inline(always)]
+    fn sift<T: Lane, V: Vectors, const LANES: usize, const IS_NEAR: bool>(
+        &mut self,
+        sets: &mut LruSets<'_, T, V, LANES>,
+    ) -> usize {
+        let (waiting, mut kept) = (&mut self.waiting, 0);
+        let (mut places, mut kept_here) = ([(0, T::EMPTY); AHEAD], [Reference(0); AHEAD]);
+        for start in (0..self.len).step_by(AHEAD) {
+            let (here, sought) = (of_a_turn(waiting, start), AHEAD.min(self.len - start));
+            sets.places(here[..sought].iter().map(|reference| reference.line()), &mut places);
+            let mut kept_of_here = 0;
+            for n in 0..sought {
+                let is_missing = sets.access_at(places[n], IS_NEAR);
                 // Written in any case, and counted only on a miss, because misses cannot be predicted.
-                waiting[kept] = waiting[start + n];
-                kept += usize::from(is_missing);
+                kept_here[kept_of_here % AHEAD] = here[n];
+                kept_of_here += usize::from(is_missing);
             }
+            put_turn(waiting, kept, kept_here);
+            kept += kept_of_here;
         }
-        self.len = kept;
-        self.begin()
+        kept
     }
 
     /// Does the same as [`Queue::keep_missing`], and stores the victim of each reference.
     #[inline(always)]
-    pub(crate) fn keep_missing_with_victims<T: Lane, const LANES: usize>(
+    pub(crate) fn keep_missing_with_victims<T: Lane, V: Vectors, const LANES: usize>(
         &mut self,
-        sets: &mut LruSets<'_, T, LANES>,
+        sets: &mut LruSets<'_, T, V, LANES>,
     ) -> [u64; Purpose::ALL] {
         let (waiting, victims, mut kept) = (&mut self.waiting[..self.len], &mut self.victims[..self.len], 0);
         let mut places = [(0, T::EMPTY); AHEAD];
@@ -176,15 +231,15 @@ impl Queue {
             }
         }
         self.len = kept;
-        self.begin()
+        self.waiting_by_purpose()
     }
 
     /// Does the same as [`Queue::keep_missing_with_victims`]. After each missing line, the other line of its pair comes
     /// into the sets too. If it is missing, it waits behind, with a victim of its own.
     #[inline(always)]
-    pub(crate) fn keep_missing_with_pairs_and_victims<T: Lane, const LANES: usize>(
+    pub(crate) fn keep_missing_with_pairs_and_victims<T: Lane, V: Vectors, const LANES: usize>(
         &mut self,
-        sets: &mut LruSets<'_, T, LANES>,
+        sets: &mut LruSets<'_, T, V, LANES>,
     ) -> [u64; Purpose::ALL] {
         let (waiting, next, mut kept) = (&self.waiting[..self.len], &mut self.next[..2 * self.len], 0);
         let victims = &mut self.victims[..2 * self.len];
@@ -199,7 +254,7 @@ impl Queue {
                 next[kept] = reference;
                 kept += usize::from(is_missing);
                 tally.add(reference, is_missing);
-                let place = LruSets::<T, LANES>::other_of_pair(place);
+                let place = LruSets::<T, V, LANES>::other_of_pair(place);
                 victims[kept] = sets.oldest(place).unwrap_or(NONE);
                 next[kept] = reference.other_of_pair();
                 kept += usize::from(sets.complete_at(place, is_missing));
@@ -213,58 +268,65 @@ impl Queue {
     /// Does the same as [`Queue::keep_missing`]. After each missing line, the other line of its pair comes into the
     /// sets too. If it is missing, it goes with the reference to [`Queue::keep_missing_of_pairs`].
     #[inline(always)]
-    pub(crate) fn keep_missing_and_complete_pairs<T: Lane, const LANES: usize>(
+    pub(crate) fn keep_missing_and_complete_pairs<T: Lane, V: Vectors, const LANES: usize>(
         &mut self,
-        sets: &mut LruSets<'_, T, LANES>,
+        sets: &mut LruSets<'_, T, V, LANES>,
     ) -> [u64; Purpose::ALL] {
-        let (waiting, mut kept) = (&mut self.waiting[..self.len], 0);
-        let mut places = [(0, T::EMPTY); AHEAD];
-        for start in (0..waiting.len()).step_by(AHEAD) {
-            let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
-            for (n, &place) in places[..sought].iter().enumerate() {
+        let (waiting, mut kept) = (&mut self.waiting, 0);
+        let (mut places, mut kept_here) = ([(0, T::EMPTY); AHEAD], [Reference(0); AHEAD]);
+        for start in (0..self.len).step_by(AHEAD) {
+            let (here, sought) = (of_a_turn(waiting, start), AHEAD.min(self.len - start));
+            sets.places(here[..sought].iter().map(|reference| reference.line()), &mut places);
+            let mut kept_of_here = 0;
+            for n in 0..sought {
                 // All of it in any case, as misses cannot be predicted.
-                let is_missing = sets.access_at(place, false);
-                let is_completed = sets.complete_at(LruSets::<T, LANES>::other_of_pair(place), is_missing);
-                waiting[kept] = waiting[start + n].with_pair(is_completed);
-                kept += usize::from(is_missing);
+                let is_missing = sets.access_at(places[n], false);
+                let is_completed = sets.complete_at(LruSets::<T, V, LANES>::other_of_pair(places[n]), is_missing);
+                kept_here[kept_of_here % AHEAD] = here[n].with_pair(is_completed);
+                kept_of_here += usize::from(is_missing);
             }
+            put_turn(waiting, kept, kept_here);
+            kept += kept_of_here;
         }
         self.len = kept;
-        self.begin()
+        self.waiting_by_purpose()
     }
 
     /// Does the same as [`Queue::keep_missing`], and after each line that has the other one of its pair with it, looks
     /// that up too.
     #[inline(always)]
-    pub(crate) fn keep_missing_of_pairs<T: Lane, const LANES: usize>(
+    pub(crate) fn keep_missing_of_pairs<T: Lane, V: Vectors, const LANES: usize>(
         &mut self,
-        sets: &mut LruSets<'_, T, LANES>,
+        sets: &mut LruSets<'_, T, V, LANES>,
     ) -> [u64; Purpose::ALL] {
-        let (waiting, mut kept) = (&mut self.waiting[..self.len], 0);
-        let mut places = [(0, T::EMPTY); AHEAD];
-        for start in (0..waiting.len()).step_by(AHEAD) {
-            let sought = sets.places_of_pairs(waiting[start..].iter().map(|reference| reference.line()), &mut places);
-            for (n, &place) in places[..sought].iter().enumerate() {
-                let reference = waiting[start + n];
-                let is_missing = sets.access_at(place, false);
+        let (waiting, mut kept) = (&mut self.waiting, 0);
+        let (mut places, mut kept_here) = ([(0, T::EMPTY); AHEAD], [Reference(0); AHEAD]);
+        for start in (0..self.len).step_by(AHEAD) {
+            let (here, sought) = (of_a_turn(waiting, start), AHEAD.min(self.len - start));
+            sets.places_of_pairs(here[..sought].iter().map(|reference| reference.line()), &mut places);
+            let mut kept_of_here = 0;
+            for n in 0..sought {
+                let is_missing = sets.access_at(places[n], false);
                 // Predictable: a pair that is not used for long has neither line.
-                if reference.0 & WITH_PAIR != 0 {
-                    sets.access_at(LruSets::<T, LANES>::other_of_pair(place), false);
+                if here[n].0 & WITH_PAIR != 0 {
+                    sets.access_at(LruSets::<T, V, LANES>::other_of_pair(places[n]), false);
                 }
-                waiting[kept] = reference;
-                kept += usize::from(is_missing);
+                kept_here[kept_of_here % AHEAD] = here[n];
+                kept_of_here += usize::from(is_missing);
             }
+            put_turn(waiting, kept, kept_here);
+            kept += kept_of_here;
         }
         self.len = kept;
-        self.begin()
+        self.waiting_by_purpose()
     }
 
     /// Keeps the references with a missing line, or with a victim of this level if it gives them to the next. Each line
     /// that is present leaves the sets, and each victim of the level above comes into them.
     #[inline(always)]
-    pub(crate) fn keep_missing_and_take_victims<T: Lane, const LANES: usize>(
+    pub(crate) fn keep_missing_and_take_victims<T: Lane, V: Vectors, const LANES: usize>(
         &mut self,
-        sets: &mut LruSets<'_, T, LANES>,
+        sets: &mut LruSets<'_, T, V, LANES>,
         gives_victims: bool,
     ) -> [u64; Purpose::ALL] {
         let (waiting, victims) = (&mut self.waiting[..self.len], &mut self.victims[..self.len]);

@@ -7,7 +7,7 @@
 //! Sets of up to twenty ways use a whole number of vectors; lanes beyond the ways stay empty. An access runs the
 //! same instructions whatever it finds, because the result cannot be predicted ([`super::vector`]).
 
-use super::vector::{Lane, NOWHERE, bring_near};
+use super::vector::{Lane, Vectors, bring_near};
 use super::{NO_TAG, Place};
 
 /// Size from which on sets are prefetched, 64 KiB: more than the host CPU's first cache holds.
@@ -17,14 +17,15 @@ const FAR: usize = 64 * 1024;
 pub(super) const WAYS_MAX: usize = 20;
 
 /// All sets of an array, with up to `LANES` ways each.
-pub(crate) struct LruSets<'a, T, const LANES: usize> {
+pub(crate) struct LruSets<'a, T, V, const LANES: usize> {
+    pub(super) vectors: V,
     pub(super) sets: &'a mut [[T; LANES]],
     pub(super) place: Place,
     /// Index of the last way.
     pub(super) last: usize,
 }
 
-impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
+impl<T: Lane, V: Vectors, const LANES: usize> LruSets<'_, T, V, LANES> {
     /// Looks up a key and moves it to the front. Returns whether it was missing, and the evicted key.
     #[inline(always)]
     pub(crate) fn access(&mut self, key: u64) -> (bool, Option<u64>) {
@@ -35,7 +36,7 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
             return (false, None);
         }
         let oldest = tags[self.last % LANES];
-        let is_missing = access(tags, tag, self.last);
+        let is_missing = self.vectors.access(tags, tag, self.last);
         let is_evicted = is_missing && oldest != T::EMPTY;
         (is_missing, if is_evicted { Some(self.place.key(oldest.tag(), set)) } else { None })
     }
@@ -49,10 +50,7 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
     /// Removes a tag if that is wanted. Returns whether it did.
     #[inline(always)]
     pub(crate) fn take_at(&mut self, (set, tag): (u32, T), is_wanted: bool) -> bool {
-        let tags = &mut self.sets[set as usize];
-        let found = if is_wanted { T::found(tags, tag) } else { 0 };
-        T::pull(tags, (found | 1 << LANES).trailing_zeros());
-        found != 0
+        self.vectors.take(&mut self.sets[set as usize], tag, is_wanted)
     }
 
     /// Moves a tag to the front of its set. Returns whether it was missing. `is_near` says that many tags are
@@ -63,16 +61,13 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
         if is_near && tags[0] == tag {
             return false;
         }
-        access(tags, tag, self.last)
+        self.vectors.access(tags, tag, self.last)
     }
 
     /// Inserts a tag if it is wanted and missing, and leaves the order as it is otherwise. Returns whether it did.
     #[inline(always)]
     pub(crate) fn complete_at(&mut self, (set, tag): (u32, T), is_wanted: bool) -> bool {
-        let tags = &mut self.sets[set as usize];
-        let is_inserted = is_wanted & (T::found(tags, tag) == 0);
-        T::push(tags, tag, if is_inserted { self.last as u32 } else { NOWHERE });
-        is_inserted
+        self.vectors.complete(&mut self.sets[set as usize], tag, self.last, is_wanted)
     }
 
     /// The set of a key, and its tag in that set.
@@ -131,16 +126,7 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
     }
 }
 
-/// Moves a tag to the front. Returns whether it was missing.
-#[inline(always)]
-fn access<T: Lane, const LANES: usize>(tags: &mut [T; LANES], tag: T, last: usize) -> bool {
-    let found = T::found(tags, tag);
-    // All tags before it move back by one; if it is missing, all tags do.
-    T::push(tags, tag, (found | 1 << last).trailing_zeros());
-    found == 0
-}
-
-/// Does the same as [`access`], for sets of any size: recently used tags are near the front. Returns the tag that
+/// Does the same as [`LruSets::access_at`], for sets of any size: recently used tags are near the front. Returns the tag that
 /// left the end, or `None`.
 pub(super) fn access_many(tags: &mut [u32], tag: u32) -> Option<u32> {
     match super::find(tags, tag) {

@@ -9,7 +9,7 @@
 use alloc::vec::Vec;
 
 use super::vector::Lane;
-use super::{NO_TAG, Place, find, keep};
+use super::{NO_TAG, Place, find};
 
 /// Position in a word of the group that was used last; the bits of the trees are below it.
 const GROUP_SHIFT: u32 = 56;
@@ -39,6 +39,8 @@ pub(super) struct TreeSets<'a, const WAYS: usize> {
 
 impl<'a, const WAYS: usize> TreeSets<'a, WAYS> {
     const SIZE: usize = 1 << WAYS.trailing_zeros();
+    /// The way within a group that its bits point to, for all values of them.
+    const OLDEST: &'static [u8; 256] = &oldest_of_all(Self::SIZE);
 
     pub(super) fn new(tags: &'a mut [u32], trees: &'a mut [u64], tree: &'a Tree, place: Place) -> TreeSets<'a, WAYS> {
         let uses = tree.uses.first_chunk().expect("as many uses as ways");
@@ -60,8 +62,20 @@ impl<'a, const WAYS: usize> TreeSets<'a, WAYS> {
     }
 
     /// Does the same as [`super::Sets::keep_missing`].
-    pub(super) fn keep_missing<T: Copy>(mut self, list: &mut [T], key: impl Fn(&T) -> u64) -> usize {
-        keep(list, |item| self.access(key(item)))
+    #[inline(always)]
+    pub(super) fn keep_missing<T: Copy>(mut self, list: &mut [T], mut key: impl FnMut(&mut T) -> Option<u64>) -> usize {
+        // A loop here, as a closure would not be compiled for the vectors of this one.
+        let mut kept = 0;
+        for n in 0..list.len() {
+            let mut item = list[n];
+            let is_missing = match key(&mut item) {
+                Some(key) => self.access(key),
+                None => true,
+            };
+            list[kept] = item;
+            kept += usize::from(is_missing);
+        }
+        kept
     }
 
     /// Does the same as [`Tree::oldest`].
@@ -69,13 +83,29 @@ impl<'a, const WAYS: usize> TreeSets<'a, WAYS> {
     fn oldest(bits: u64) -> usize {
         let next = (bits >> GROUP_SHIFT) as usize + 1;
         let group = if next >= WAYS / Self::SIZE { 0 } else { next };
-        let bits = bits >> (group * Self::SIZE);
-        let mut node = 1;
-        for _ in 0..Self::SIZE.trailing_zeros() {
-            node = 2 * node + (bits >> node & 1) as usize;
-        }
-        group * Self::SIZE + node - Self::SIZE
+        let bits = bits >> (group * Self::SIZE) & ((1 << Self::SIZE) - 1);
+        group * Self::SIZE + usize::from(Self::OLDEST[bits as usize % 256])
     }
+}
+
+/// The leaf of a tree of up to eight leaves that its bits point to, for all values of them.
+const fn oldest_of_all(size: usize) -> [u8; 256] {
+    assert!(size <= 8, "eight bits for the tree of a group");
+    let (mut oldest, mut bits) = ([0; 256], 0);
+    while bits < 256 {
+        oldest[bits] = (oldest_leaf(size, bits as u64) - size) as u8;
+        bits += 1;
+    }
+    oldest
+}
+
+/// The node of the leaf that the bits of a tree of `size` leaves point to.
+const fn oldest_leaf(size: usize, bits: u64) -> usize {
+    let mut node = 1;
+    while node < size {
+        node = 2 * node + (bits >> node & 1) as usize;
+    }
+    node
 }
 
 /// The tree of a set with a fixed number of ways.
@@ -136,11 +166,6 @@ impl Tree {
     fn oldest(&self, bits: u64) -> usize {
         let next = (bits >> GROUP_SHIFT) as usize + 1;
         let group = if next >= self.groups { 0 } else { next };
-        let bits = bits >> (group * self.size);
-        let mut node = 1;
-        while node < self.size {
-            node = 2 * node + (bits >> node & 1) as usize;
-        }
-        group * self.size + node - self.size
+        group * self.size + oldest_leaf(self.size, bits >> (group * self.size)) - self.size
     }
 }
