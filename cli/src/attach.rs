@@ -212,7 +212,6 @@ fn manage(attach: &AttachRequest, output: Output) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use clap::Parser as _;
 
     use crate::args::{Cli, Command};
