@@ -29,7 +29,8 @@ impl SavedAccesses {
 
     fn of_vm(vm: &VmSnapshot) -> SavedAccesses {
         let rows = vm.windows.iter().zip(&vm.access).zip(&vm.access_quality);
-        let sampled = rows.filter(|((_, history), _)| history.samples() > 0);
+        // The result of a region is not kept as that of each of its windows.
+        let sampled = rows.filter(|((_, history), quality)| history.samples() > 0 && quality.windows <= 1);
         let mut saved: Vec<_> = sampled
             .map(|((window, history), quality)| {
                 let (touched, samples, frequency) = (history.touched(), history.samples(), history.touches_per_s());
@@ -88,6 +89,14 @@ mod tests {
             age: Duration::from_secs(age),
         };
         assert_eq!(read_again(&saved).before(), [before(0, 3, 9), before(2, 16, 600)]);
+    }
+
+    #[test]
+    fn results_that_windows_share_are_not_saved_as_their_own() {
+        let mut vm = vm(&[(3, 9), (4, 9)]);
+        vm.access_quality[0].windows = 2;
+        let windows: Vec<_> = SavedAccesses::of_vm(&vm).0.iter().map(|saved| saved.0).collect();
+        assert_eq!(windows, [1]);
     }
 
     #[test]
