@@ -210,7 +210,7 @@ pub fn walk(
     levels: TableLevels,
     tables_max: usize,
 ) -> GuestTables {
-    let mut walk = Walk::new(ram);
+    let mut walk = Walk::new(ram, tables_max);
     let level = match levels {
         TableLevels::Four => 4,
         TableLevels::Five => 5,
@@ -219,13 +219,11 @@ pub fn walk(
         walk.enqueue(Table { at: Gpa::new(root & ADDRESS), level, is_user: true });
     }
     let (mut tables, mut entries) = (0, [0; ENTRIES]);
-    while tables < tables_max
-        && let Some(table) = walk.queue.pop()
-    {
+    while let Some(table) = walk.queue.pop() {
         walk.read_table(memory, table, &mut entries);
         tables += 1;
     }
-    GuestTables { is_complete: walk.queue.is_empty(), windows: walk.into_windows(), tables }
+    GuestTables { is_complete: !walk.is_cut, windows: walk.into_windows(), tables }
 }
 
 const PRESENT: u64 = 1 << 0;
@@ -312,27 +310,62 @@ const fn bit(size: PageSize) -> u8 {
     }
 }
 
+/// Windows one after another.
+struct WindowRun {
+    first: WindowIndex,
+    windows: u64,
+    /// Row of the first window.
+    row: usize,
+}
+
 struct Walk<'a> {
     ram: &'a [GpaRange],
     windows: Vec<WindowIndex>,
+    /// The same windows: a guest of some gibibytes has millions of leaves, and each looks up its row.
+    runs: Vec<WindowRun>,
     seen: Vec<Seen>,
     /// Giants with a 1 GiB leaf, kept separately so that a leaf costs one mark for all its windows.
     giants: HashMap<u64, Seen>,
     queue: Vec<Table>,
+    /// Tables that were queued, read or not: at most `tables_max`. A guest may fill its memory with tables of different
+    /// entries, each of which leads to a table.
     known: HashSet<Table>,
+    tables_max: usize,
+    /// Whether there are more tables.
+    is_cut: bool,
 }
 
 impl<'a> Walk<'a> {
-    fn new(ram: &'a [GpaRange]) -> Walk<'a> {
+    fn new(ram: &'a [GpaRange], tables_max: usize) -> Walk<'a> {
         let windows: Vec<WindowIndex> = ram.iter().flat_map(|range| range.windows()).collect();
+        let mut runs: Vec<WindowRun> = Vec::new();
+        for (row, window) in windows.iter().enumerate() {
+            match runs.last_mut() {
+                Some(run) if window.get() == run.first.get() + run.windows => run.windows += 1,
+                _ => runs.push(WindowRun { first: *window, windows: 1, row }),
+            }
+        }
         let seen = vec![Seen::default(); windows.len()];
-        Walk { ram, windows, seen, giants: HashMap::new(), queue: Vec::new(), known: HashSet::new() }
+        let (giants, queue, known) = (HashMap::new(), Vec::new(), HashSet::new());
+        Walk { ram, windows, runs, seen, giants, queue, known, tables_max, is_cut: false }
     }
 
-    /// Queues a table to be read, unless it is outside RAM or known already.
+    /// Row of a window of RAM.
+    fn row(&self, window: WindowIndex) -> Option<usize> {
+        self.runs.iter().find_map(|run| {
+            let behind = window.get().checked_sub(run.first.get())?;
+            (behind < run.windows).then(|| run.row + behind as usize)
+        })
+    }
+
+    /// Queues a table to be read, unless it is outside RAM, known already, or one too many.
     fn enqueue(&mut self, table: Table) {
-        let is_in_ram = self.ram.iter().any(|range| range.contains(table.at));
-        if is_in_ram && self.known.insert(table) {
+        if self.is_cut || !self.ram.iter().any(|range| range.contains(table.at)) {
+            return;
+        }
+        if self.known.len() >= self.tables_max {
+            self.is_cut = !self.known.contains(&table);
+        } else if self.known.insert(table) {
             self.queue.push(table);
         }
     }
@@ -357,7 +390,7 @@ impl<'a> Walk<'a> {
             if self.ram.iter().any(|range| range.overlaps(giant_range(page))) {
                 self.giants.entry(window.giant()).or_default().add(size, is_user);
             }
-        } else if let Ok(row) = self.windows.binary_search(&window) {
+        } else if let Some(row) = self.row(window) {
             self.seen[row].add(size, is_user);
         }
     }
@@ -504,6 +537,34 @@ mod tests {
         let ram = chain();
         let found = walk(&ram, &[ram.range], &[0x1000], TableLevels::Four, 2);
         assert_eq!((found.tables, found.is_complete), (2, false));
+    }
+
+    #[test]
+    fn a_guest_that_fills_its_memory_with_tables_gets_no_more_of_them_queued_than_are_read() {
+        let mut ram = Words::new(0, mib(2));
+        // Each page of RAM is a table that leads to all of them.
+        (0..ram.words.len() as u64).for_each(|word| ram.set(0, word, word % 512 * 4096 | LINK));
+        let ranges = [ram.range];
+        let (mut walk, mut entries) = (Walk::new(&ranges, 64), [0; ENTRIES]);
+        walk.enqueue(Table { at: Gpa::new(0x1000), level: 5, is_user: true });
+        while let Some(table) = walk.queue.pop() {
+            walk.read_table(&ram, table, &mut entries);
+            assert!(walk.known.len() <= 64 && walk.queue.len() < 64, "{} queued", walk.queue.len());
+        }
+        assert!(walk.is_cut);
+        let found = super::walk(&ram, &ranges, &[0x1000], TableLevels::Five, 64);
+        assert_eq!((found.tables, found.is_complete), (64, false));
+        // All tables of the three lower levels, with nothing left out.
+        assert!(ram.walk(&[0x1000], TableLevels::Four).is_complete);
+    }
+
+    #[test]
+    fn a_leaf_marks_its_window_on_either_side_of_a_hole_in_ram_and_none_in_the_hole() {
+        let (low, high) = (GpaRange::new(Gpa::new(0), mib(4)), GpaRange::new(Gpa::new(8 << 20), mib(4)));
+        let ranges = [low, high].map(|range| range.expect("fits"));
+        let walk = Walk::new(&ranges, 1);
+        let rows = [0, 1, 2, 3, 4, 5, 6].map(|window| walk.row(WindowIndex::new(window)));
+        assert_eq!(rows, [Some(0), Some(1), None, None, Some(2), Some(3), None]);
     }
 
     fn mapped_ram(bytes: Bytes) -> (GpaRange, Arc<GuestRam>) {
