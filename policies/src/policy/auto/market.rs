@@ -118,7 +118,7 @@ impl Market {
         self.price() > 0
     }
 
-    /// Whether cold windows are kept for buyers: of these VMs, or of others that have asked for windows of late.
+    /// Whether cold windows are kept for buyers: of these VMs, or of other VMs that have asked for windows of late.
     pub fn keeps_cold(&self) -> bool {
         let is_at_work = self.has_price() || self.price.may_vacate > 0;
         is_at_work && self.demand.now.since(self.wanted_at) < WANTED_WITHIN
