@@ -5,6 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Output;
 
+use serde_json::{Value, json};
+
 use crate::experiment_reports::{file, results};
 use crate::program::new_scratch;
 use wideleaf_experiments::definition::{Arm, Cell};
@@ -158,4 +160,53 @@ fn a_grid_of_another_or_of_a_changed_build_begins_anew() {
         assert_eq!(fs::read_to_string(&grid).unwrap(), stored(after), "{before:?}");
     }
     assert_eq!(names_in(&scratch.path("benches/data")), ["grid.csv"]);
+}
+
+/// Results of a run of `two-dimensional` in a lab, in which the cells that `fails` names have no counts.
+fn counted_in_a_lab(fails: &[(&str, &str)]) -> String {
+    let cell = |guest: &str, host: &str| {
+        let outcome = if fails.contains(&(guest, host)) {
+            json!({"failed": "the guest was killed"})
+        } else {
+            json!({"measured": {"metrics": {"pages_4k": 8255.0, "pages_2m": 0.0, "pages_1g": 0.0}}})
+        };
+        json!({"case": format!("GUPS 2^22, guest {guest}"), "arm": format!("host {host}"), "outcome": outcome})
+    };
+    let pages = ["4k", "2m", "1g"];
+    let runs: Vec<Value> = pages.iter().flat_map(|guest| pages.iter().map(|host| cell(guest, host))).collect();
+    json!({"environment": {"kernel": "7.3.4-cloud"}, "runs": runs}).to_string()
+}
+
+#[test]
+fn rows_of_mappings_come_from_the_newest_kernel_of_a_lab_and_only_if_all_cells_have_counts() {
+    let scratch = new_scratch();
+    fs::create_dir_all(scratch.path("guest-tests/lab")).unwrap();
+    let count = |arguments: &[&str], said: &str, status: u8| {
+        let lab = scratch.file(
+            "guest-tests/lab/lab",
+            format!("#!/bin/sh\necho \"$@\" >asked\ncat <<'END'\n{said}\nEND\nexit {status}\n").as_bytes(),
+        );
+        fs::set_permissions(&lab, fs::Permissions::from_mode(0o755)).unwrap();
+        let output = script(&scratch, "lab-mappings", arguments, &scratch.program());
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, rows, said) = count(&["ept"], &counted_in_a_lab(&[]), 0);
+    assert_eq!((code, rows.lines().count(), rows.lines().next()), (Some(0), 9, Some("ept,4k,4k,8255,0,0")), "{said}");
+    assert_eq!(said, "lab-mappings: ept, Linux 7.3.4-cloud\n", "the head of the table names it");
+    assert!(fs::read_to_string(scratch.path("asked")).unwrap().starts_with("ept --kernel newest --timeout 3000 "));
+    count(&["npt", "6.12"], &counted_in_a_lab(&[]), 0);
+    assert!(fs::read_to_string(scratch.path("asked")).unwrap().starts_with("npt --kernel 6.12 "));
+
+    let (code, rows, said) = count(&["npt"], &counted_in_a_lab(&[("2m", "1g")]), 0);
+    assert_eq!((code, rows.as_str()), (Some(1), ""), "{said}");
+    assert!(said.contains("guest 2m, host 1g: ") && said.contains("the guest was killed"), "{said}");
+    assert!(said.ends_with("lab-mappings: 8 of 9 cells have counts, so no row is printed\n"), "{said}");
+    let (code, rows, said) = count(&["npt"], "cannot reserve a page", 1);
+    assert_eq!((code, rows.as_str()), (Some(1), ""), "{said}");
+    assert_eq!(said, "cannot reserve a page\nlab-mappings: the experiment failed in the lab (1)\n");
+    for wrong in [&[][..], &["shadow"]] {
+        let (code, _, said) = count(wrong, "", 0);
+        assert_eq!((code, said.as_str()), (Some(2), "usage: lab-mappings npt|ept [KERNEL]\n"));
+    }
 }
