@@ -142,6 +142,12 @@ pub enum Remote {
 }
 
 impl SimulateArgs {
+    /// Names of what lies on the other node, each once.
+    pub fn remote_places(&self) -> Vec<&'static str> {
+        let all = [(Remote::GuestTables, "guest-tables"), (Remote::HostTables, "host-tables"), (Remote::Data, "data")];
+        all.into_iter().filter(|(place, _)| self.remote.contains(place)).map(|(_, name)| name).collect()
+    }
+
     /// Distances of tables and data.
     pub fn distances(&self) -> Distances {
         let distance = |of| if self.remote.contains(&of) { Distances::OTHER_SOCKET } else { Distances::LOCAL };

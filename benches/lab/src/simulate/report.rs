@@ -57,6 +57,8 @@ pub struct TracedSetup {
     pub levels: u8,
     /// Whether another thread uses half of the core.
     pub is_core_shared: bool,
+    /// What lies on the NUMA node of the other socket: `guest-tables`, `host-tables`, `data`.
+    pub remote: Vec<&'static str>,
     /// Memory of the thread's NUMA node, of two, in bytes; `None`: the host has one node.
     pub local_memory_bytes: Option<u64>,
     /// Simulated time between two plans, in seconds.
@@ -180,6 +182,7 @@ impl TracedSetup {
             guest_page: (!args.native).then(|| args.guest_page.name()),
             levels: args.levels,
             is_core_shared: args.smt,
+            remote: args.remote_places(),
             local_memory_bytes: args.local_memory.map(Bytes::get),
             interval_s: args.interval.as_secs_f64(),
             cycles_per_access: args.cycles_per_access,
@@ -318,15 +321,25 @@ impl TracedReport {
                 format!("{:.2}", result.references_by_place[place] as f64 / result.misses.max(1) as f64)
             });
         }
-        rows.add("tables of the guest", |result| Bytes::new(result.guest_tables_bytes).to_string());
-        if self.setup.guest_page.is_some() {
+        if self.results.iter().any(|result| result.remote_references > 0) {
+            rows.add("from the other node", |result| {
+                format!("{:.2}", result.remote_references as f64 / result.misses.max(1) as f64)
+            });
+        }
+        let of_a_guest = self.setup.guest_page.is_some();
+        let tables = if of_a_guest { "tables of the guest" } else { "tables of the process" };
+        rows.add(tables, |result| Bytes::new(result.guest_tables_bytes).to_string());
+        if of_a_guest {
             rows.add("tables of the host", |result| Bytes::new(result.host_tables_bytes).to_string());
         }
     }
 
     fn add_walks(&self, rows: &mut Rows<'_>) {
         rows.add("walk cycles per access", |result| format!("{:.3}", result.cycles_of_walks_per_access));
-        rows.add("  share of the host's tables", |result| format!("{:.1} %", 100.0 * result.host_share_of_walk_cycles));
+        if self.setup.guest_page.is_some() {
+            let share = |result: &TracedResult| format!("{:.1} %", 100.0 * result.host_share_of_walk_cycles);
+            rows.add("  share of the host's tables", share);
+        }
         if self.results.iter().any(|result| result.remote_data > 0) {
             rows.add("data from the other node", |result| per(result.remote_data, result.accesses));
         }
@@ -360,12 +373,16 @@ impl TracedReport {
         if *is_cut {
             out += ", incomplete";
         }
-        let TracedSetup { guest_page, levels, is_core_shared, .. } = &self.setup;
+        let TracedSetup { guest_page, levels, is_core_shared, remote, .. } = &self.setup;
         let _ = match guest_page {
             Some(page) => write!(out, "\n  in a guest on {page} pages, {levels} + {levels} levels of page tables"),
             None => write!(out, "\n  in a process, {levels} levels of page tables"),
         };
-        let _ = writeln!(out, "{}; simulated", if *is_core_shared { ", with a shared core" } else { "" });
+        out += if *is_core_shared { ", with a shared core" } else { "" };
+        if !remote.is_empty() {
+            let _ = write!(out, ", {} on the other node", remote.join(" and "));
+        }
+        out += "; simulated\n";
         out
     }
 }

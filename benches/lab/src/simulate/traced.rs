@@ -23,7 +23,7 @@ use wideleaf_simulator::space::ARENA_MAX;
 use wideleaf_simulator::{AddressSpace, Machine, Paging, Simulator, streams};
 use wideleaf_trace::Access;
 
-use super::args::{MachinesArg, SimulateArgs};
+use super::args::{MachinesArg, Remote, SimulateArgs};
 use super::report::{HistoryPoint, PolicySide, TraceInfo, TracedReport, TracedResult, TracedSetup};
 use super::source::{Blocks, Source, SourceInfo};
 use super::{machines, plot};
@@ -80,6 +80,11 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
     if let Some(machine) = machines.iter().find(|machine| args.smt && machine.threads.value == 1) {
         let why = format!("a core of {} has one thread; leave out --smt or the machine", machine.name);
         return Err(Failure::Usage(format!("cannot use --smt: {why}")));
+    }
+    if args.native && args.remote.contains(&Remote::HostTables) {
+        return Err(Failure::Usage(
+            "cannot use --remote host-tables with --native: a process has one table, guest-tables".into(),
+        ));
     }
     let written = [("--plot", args.plot.as_deref()), ("--output", args.output.as_deref())];
     refuse_one_file_for_two([("--trace", Path::new(source))], written)?;

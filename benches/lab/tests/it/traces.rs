@@ -108,6 +108,29 @@ fn the_table_and_the_plot_name_the_simulated_machines_and_policies() {
     }
 }
 
+#[test]
+fn a_result_says_what_lies_on_the_other_node_and_a_process_has_no_row_of_a_host() {
+    let scratch = new_scratch();
+    let gups = ["--trace=gups:log2_words=24,updates=20000", "--machine=skylake-sp"];
+    let remote = [&gups[..], &["--remote=host-tables,data"]].concat();
+    let found = simulate(&scratch, &remote);
+    assert_eq!(found["setup"]["remote"], serde_json::json!(["host-tables", "data"]));
+    assert!(found["results"][0]["remote_references"].as_u64().unwrap() > 0);
+    assert_eq!(simulate(&scratch, &gups)["setup"]["remote"], serde_json::json!([]));
+
+    let table = |arguments: &[&str]| -> String {
+        let output = scratch.wideleaf(&[&["simulate"], arguments].concat()).assert().success().get_output().clone();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let of_both = table(&remote);
+    for word in ["4 + 4 levels of page tables, host-tables and data on the other node; simulated", "from the other"] {
+        assert!(of_both.contains(word), "{word} in {of_both}");
+    }
+    let near = table(&[&gups[..], &["--native"]].concat());
+    assert!(near.contains("tables of the process") && !near.contains("other node"), "{near}");
+    assert!(!near.contains("tables of the guest") && !near.contains("host's tables"), "{near}");
+}
+
 /// A trace of loads from each page of 4 MiB, in `rounds` rounds.
 fn trace(rounds: u64) -> Vec<u8> {
     let header = Header {
@@ -171,6 +194,8 @@ fn invalid_arguments_give_one_clear_line() {
     refuses(&["--trace=gups", "--machine=k8", "--memory=64M"], &["--memory 64 MiB: the trace accesses 256 MiB"]);
     refuses(&["--trace=gups", "--machine=k8", "--plot=f", "--output=f"], &["--plot and --output are both f"]);
     refuses(&["--trace=gups", "--machine=zen4,k8", "--smt"], &["cannot use --smt: a core of k8 has one thread"]);
+    let no_host = ["--trace=gups", "--machine=k8", "--native", "--remote=data,host-tables"];
+    refuses(&no_host, &["cannot use --remote host-tables with --native: a process has one table, guest-tables"]);
     let wrong = |arguments: &[&str], word: &str| {
         let run = scratch.wideleaf(&[&["simulate"], arguments].concat()).assert().code(2).stdout("");
         run.stderr(predicate::str::contains(word));
