@@ -19,6 +19,7 @@ mod grid;
 mod in_guests;
 mod lwn;
 mod openmp;
+pub mod page_tables;
 mod policies;
 mod programs;
 mod quick;

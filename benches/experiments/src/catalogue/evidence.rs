@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use crate::catalogue::two_dimensional::absence;
-use crate::catalogue::{Catalogued, grid, walks};
+use crate::catalogue::{Catalogued, grid, page_tables, walks};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job, NodeFacts};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section, common_sections};
@@ -113,7 +113,9 @@ impl Catalogued for Evidence {
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        let measured = [Some(claims(results)), Some(misses(results)), counted(results), Some(by_node(results))];
+        let arms = ARMS[..6].iter().map(|(arm, _)| *arm).collect::<Vec<_>>();
+        let tables = page_tables::section(results, &["GUPS 2^25"], &arms);
+        let measured = [Some(claims(results)), Some(misses(results)), counted(results), tables, Some(by_node(results))];
         let measured = measured.into_iter().flatten().chain([to_repeat()]).collect();
         [measured, grid::embedded()].concat()
     }

@@ -12,7 +12,7 @@
 //! repeat another cell's figure. The mappings of KVM in each cell with tables of two levels were counted in the labs
 //! (`benches/data/lab_mappings.csv`), which says nothing about speed. All cells are also simulated (`grid`).
 
-use crate::catalogue::{Catalogued, grid, walks};
+use crate::catalogue::{Catalogued, grid, page_tables, walks};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section};
@@ -102,7 +102,10 @@ impl Catalogued for TwoDimensional {
         let tables = kernels.iter().map(|kernel| figures(results, kernel)).chain([labs()]).collect();
         let measured =
             Section { title: "Guest page by host page".into(), paragraphs: vec![paging], tables, plots: vec![] };
-        [vec![measured], counted(results, &kernels).into_iter().collect(), grid::embedded()].concat()
+        let arms = arms();
+        let arms: Vec<&str> = arms.iter().map(String::as_str).collect();
+        let more = [counted(results, &kernels), page_tables::section(results, &kernels, &arms)];
+        [vec![measured], more.into_iter().flatten().collect(), grid::embedded()].concat()
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::experiment::memory_map::{self, View};
 use wideleaf::child;
+use wideleaf_experiments::catalogue::page_tables::{PROCESS_TABLES, SECOND_LEVEL_TABLES};
 use wideleaf_experiments::catalogue::walks::{COUNTED_CYCLES, COUNTED_SECOND_LEVEL_CYCLES};
 use wideleaf_experiments::definition::{COUNTED_WALK_CYCLES, COUNTED_WALKS, Job};
 use wideleaf_experiments::metric::Metric;
@@ -82,6 +83,7 @@ fn measured(report: &RunReport) -> Measured {
         Measured { series: timed.map(|phase| series(report, phase)).unwrap_or_default(), ..Measured::default() };
     measured.told = report.results.iter().map(|(name, result)| (name.clone(), result.value)).collect();
     measured.told.extend(timed.and_then(|phase| phase.walks).into_iter().flat_map(counted));
+    measured.told.extend(timed.into_iter().flat_map(|phase| tables(&phase.at_end)));
     measured.actions = actions(&report.manager.outcomes);
     let mut put = |metric, value: Option<f64>| {
         if let Some(value) = value {
@@ -126,6 +128,13 @@ fn counted(walks: Walks) -> impl Iterator<Item = (String, f64)> {
         (COUNTED_SECOND_LEVEL_CYCLES, walks.second_level_walk_cycles),
     ];
     counts.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count? as f64)))
+}
+
+/// Bytes of page tables, by the names under which a run tells them; those of KVM only beside a guest.
+fn tables(counters: &Counters) -> impl Iterator<Item = (String, f64)> {
+    let of_kvm = counters.kvm.and(counters.second_level_tables_of_host_bytes);
+    let bytes = [(PROCESS_TABLES, counters.process_tables_bytes), (SECOND_LEVEL_TABLES, of_kvm)];
+    bytes.into_iter().filter_map(|(name, bytes)| Some((name.to_owned(), bytes? as f64)))
 }
 
 /// The longest phase that is neither the set-up nor the check.
@@ -198,7 +207,7 @@ fn rate_at(progress: &[(f64, u64)], at_s: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use wideleaf_run::report::{ManagerSummary, SampleAt};
+    use wideleaf_run::report::{KvmPages, ManagerSummary, SampleAt};
 
     use super::*;
 
@@ -268,6 +277,21 @@ mod tests {
         let amd = of_run(Some(Walks { walk_cycles: None, second_level_walk_cycles: None, ..walks }));
         assert_eq!(amd.len(), 2, "{amd:?}");
         assert!(of_run(None).is_empty());
+    }
+
+    #[test]
+    fn a_guest_tells_its_page_tables_at_the_end_of_its_timed_part_and_a_process_only_its_own() {
+        let of_run = |kvm: Option<KvmPages>| {
+            let mut run = report(&[], [0, 0]);
+            let (process_tables_bytes, second_level_tables_of_host_bytes) = (Some(864 << 10), Some(16 << 10));
+            let tables = Counters { kvm, process_tables_bytes, second_level_tables_of_host_bytes, ..large(0) };
+            run.phases[1].at_end = tables;
+            measured(&run).told
+        };
+        let told = of_run(Some(KvmPages::default()));
+        assert_eq!((told[PROCESS_TABLES], told[SECOND_LEVEL_TABLES]), (864.0 * 1024.0, 16.0 * 1024.0));
+        // The host's other guests have tables too.
+        assert_eq!(of_run(None).into_keys().collect::<Vec<_>>(), [PROCESS_TABLES]);
     }
 
     #[test]
