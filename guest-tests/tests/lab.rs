@@ -169,6 +169,27 @@ fn all_parts_of_both_labs_end_in_time_and_move_a_giant_where_that_works() {
     assert!(part == "giants" && rest.contains(",no_swap ") && rest.contains(" giants_chosen:: giant_swap::"), "{rest}");
 }
 
+#[test]
+fn linux_guests_are_a_part_of_both_labs_on_the_newest_kernel_by_tests_that_are_here() {
+    let here = std::fs::read_to_string(root().join("guest-tests/tests/lab.rs")).unwrap();
+    for (lab, limit) in [("npt", "1500 s for each test: "), ("ept", "7200 s for each test: ")] {
+        let parts = parts_of_run_all(&[lab, "--list"]);
+        let Some((_, rest)) = parts.iter().find(|(part, _)| part == "linux") else { panic!("{lab} has no linux") };
+        assert!(rest.starts_with(limit) && rest.contains(&format!("WIDELEAF_LAB={lab} ")), "{rest}");
+        let tests: Vec<&str> = rest.split_once(" --test-threads 1 ").unwrap().1.split(' ').collect();
+        assert_eq!(tests.len(), 4, "{rest}");
+        for test in tests {
+            assert_eq!(here.matches(&format!("\nfn {test}")).count(), 1, "a test begins with {test}");
+        }
+        let older = parts_of_run_all(&[lab, "--kernel", "6.12", "--list"]);
+        assert!(older.iter().all(|(part, _)| part != "linux"), "{older:?}");
+    }
+    let mut run_all = Command::new(root().join("guest-tests/lab/run-all"));
+    let refused = run_all.args(["ept", "--kernel", "6.12", "--list", "linux"]).output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("linux is of the newest kernel alone"), "{said}");
+}
+
 /// Runs the tests of NUMA nodes of one executable in a lab with this number of nodes: each has pages of 2 MiB in its
 /// pool, and the last one a page of 1 GiB. None of them may skip for lack of what such a lab has.
 fn numa_tests_pass_in_lab(kernel: LabKernel, nodes: u16, package: &str, filter: &str) {
