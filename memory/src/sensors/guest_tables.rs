@@ -543,7 +543,7 @@ mod tests {
     fn a_guest_that_fills_its_memory_with_tables_gets_no_more_of_them_queued_than_are_read() {
         let mut ram = Words::new(0, mib(2));
         // Each page of RAM is a table that leads to all of them.
-        (0..ram.words.len() as u64).for_each(|word| ram.set(0, word, word % 512 * 4096 | LINK));
+        (0..ram.words.len() as u64).for_each(|word| ram.set(0, word, (word % 512 * 4096) | LINK));
         let ranges = [ram.range];
         let (mut walk, mut entries) = (Walk::new(&ranges, 64), [0; ENTRIES]);
         walk.enqueue(Table { at: Gpa::new(0x1000), level: 5, is_user: true });

@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn pages_that_were_just_written_are_in_the_page_cache_and_those_of_a_hole_are_not() {
-        let mut file = tempfile::tempfile().unwrap();
+        let mut file = tempfile::tempfile().expect("a file");
         let before = match cached_pages(&file) {
             Ok(pages) => pages,
             Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
@@ -56,8 +56,8 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         assert_eq!(before, 0);
-        file.write_all(&[1; 5 * 4096]).unwrap();
-        file.set_len(100 << 20).unwrap();
-        assert_eq!(cached_pages(&file).unwrap(), 5);
+        file.write_all(&[1; 5 * 4096]).expect("room for it");
+        file.set_len(100 << 20).expect("a hole");
+        assert_eq!(cached_pages(&file).expect("as before"), 5);
     }
 }
