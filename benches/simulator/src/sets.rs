@@ -264,7 +264,7 @@ impl Sets {
     }
 }
 
-/// A list whose missing items are kept.
+/// A list that keeps its missing items.
 struct KeepMissing<'a, T, K> {
     sets: &'a mut Sets,
     list: &'a mut [T],

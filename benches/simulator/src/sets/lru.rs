@@ -126,8 +126,8 @@ impl<T: Lane, V: Vectors, const LANES: usize> LruSets<'_, T, V, LANES> {
     }
 }
 
-/// Does the same as [`LruSets::access_at`], for sets of any size: recently used tags are near the front. Returns the tag
-/// that left the end, or `None`.
+/// Does the same as [`LruSets::access_at`], for sets of any size: recently used tags are near the front. Returns the
+/// tag that left the end, or `None`.
 pub(super) fn access_many(tags: &mut [u32], tag: u32) -> Option<u32> {
     match super::find(tags, tag) {
         None => {
