@@ -8,7 +8,8 @@
 //!        │ check    host backing of that window at once (in the actuator),  │
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
-//!   when the next one comes: pacing.rs      what readers see: live.rs, report.rs      its thread: thread.rs
+//!   when the next one comes: pacing.rs, and scans all windows: latest_scan.rs
+//!   what readers see: live.rs, report.rs      its thread: thread.rs
 //! ```
 //!
 //! No failure ends the loop. It is counted under its own name, and the loop asks the window or the sensor again
@@ -47,6 +48,7 @@ mod guards;
 mod guest_freed;
 mod huge_page_backoff;
 mod kernel_work;
+mod latest_scan;
 mod live;
 mod managed_vm;
 mod mechanisms;
@@ -75,11 +77,12 @@ pub use fault_price::{FaultPrice, PriceSource};
 use giants::{GiantVm, Giants};
 use huge_page_backoff::HugePageBackoff;
 pub use kernel_work::KernelWork;
+use latest_scan::LatestScan;
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveNodes, LiveVm, RESERVATION};
 pub use managed_vm::{AccessesBefore, ManagedVm};
 use node_sight::HostSight;
-use pacing::{LatestScan, PULSE};
+use pacing::PULSE;
 pub use reach::{OutOfReach, OutOfReachError};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
@@ -423,6 +426,11 @@ impl ManagerLoop {
             || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
     }
 
+    /// Whether memory came into use that a scan would see now.
+    fn has_new_memory(&mut self) -> bool {
+        self.scan.is_urgent(self.host.as_ref(), self.vms.iter().map(|vm| &vm.managed))
+    }
+
     /// Whether windows wait for an urgent sample that could begin now.
     fn has_urgent_sample(&self) -> bool {
         let now = self.host.now();
@@ -501,7 +509,7 @@ mod tests {
             ManagerLoop::new(host.clone(), Vec::new(), Box::new(Thinker(host.clone(), plan)), ManagerConfig::default());
         work.tick();
         let mut pacing = pacing::Pacing::new(&work.config, host.now());
-        pacing.ticked(host.as_ref(), &[], &work.config, work.overhead, work.scan, true);
+        pacing.ticked(host.as_ref(), &work.config, work.overhead, true);
         assert_eq!(pacing.pause(), plan * 4);
     }
 

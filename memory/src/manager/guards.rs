@@ -126,10 +126,14 @@ fn huge_page<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objec
 /// The window is part of a giant that is being moved, or on a giant page. Recovery concerns the slot, not pages, and
 /// is also possible for windows on a giant page.
 fn claim<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
+    let Some(ram) = &guarded.vm.ram else { return Ok(()) };
+    let (claims, window) = (ram.claims(), guarded.action().window());
     let is_recovery = guarded.target.is_held && guarded.is_promotion();
-    if let Some(ram) = guarded.vm.ram.as_ref().filter(|_| !is_recovery) {
-        let claim = ram.claims().window(guarded.action().window());
-        held._claim = Some(claim.map_err(|claimed| claimed.result())?);
+    if !is_recovery {
+        held._claim = Some(claims.window(window).map_err(|claimed| claimed.result())?);
+    } else if claims.is_under_way(window) {
+        // The log that holds the window is that of the move.
+        return Err(Skip::GiantUnderWay.into());
     }
     Ok(())
 }

@@ -33,10 +33,13 @@ use crate::sensors::host_memory::host_memory;
 use crate::sensors::swapped::{Swapped, max_swapped, swapped};
 
 impl ManagerLoop {
-    /// Asks every gate. A VM that is gone stays so.
+    /// Asks every gate. A VM that is gone stays so. What became of its windows behind a closed gate is not known.
     pub(super) fn ask_gates(&mut self) {
         for vm in self.vms.iter_mut().filter(|vm| vm.is_there()) {
-            vm.gate = self.steering.gate_state(&vm.managed);
+            let before = std::mem::replace(&mut vm.gate, self.steering.gate_state(&vm.managed));
+            if before != vm.gate && vm.gate == GateState::Open {
+                self.scan.forget();
+            }
             match vm.gate {
                 GateState::Open => {}
                 GateState::Closed(why) => *self.report.ticks_left_alone.entry(why.name()).or_default() += 1,
@@ -49,7 +52,8 @@ impl ManagerLoop {
     /// Senses all VMs: every window if that is due, or else those of the latest plan alone.
     pub(super) fn sense_in_turn(&mut self) -> Snapshot {
         let began = self.host.thread_cpu_time();
-        let is_due = !self.host.is_own() || self.scan.is_due(self.host.now(), self.config.tick_longest);
+        let vms = self.vms.iter().map(|vm| &vm.managed);
+        let is_due = self.scan.is_due(self.host.as_ref(), vms, self.config.tick_longest);
         let snapshot = self.sense_these(if is_due { Windows::All } else { Windows::ActedOn });
         self.sensed_in = self.host.thread_cpu_time().saturating_sub(began);
         if is_due {
@@ -157,9 +161,10 @@ impl VmState {
         let is_whole = acted_on.is_none();
         let mut rows = self.sense_rows(host, sensor, acted_on, report);
         self.managed.ram.iter().filter(|_| host.is_own()).for_each(|ram| giants::mark(ram, &mut rows));
-        if !host.is_own() {
-            self.sense_the_hosts_work(host, &rows, report);
-        } else if is_whole {
+        if self.is_seen() && !host.is_own() {
+            self.kernel_work.see(&rows.backing);
+        }
+        if self.is_seen() && is_whole {
             self.sense_swapped(host, &rows, report);
         }
         leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.foreign_logs);
@@ -217,13 +222,9 @@ impl VmState {
         rows
     }
 
-    /// What the host does to the guest's memory beside the manager: swapped pages, and changes of page sizes.
-    fn sense_the_hosts_work(&mut self, host: &dyn Host, rows: &VmSnapshot, report: &mut ManagerReport) {
-        if self.gate == GateState::Gone || self.failing.contains("host_backing") {
-            return;
-        }
-        self.kernel_work.see(&rows.backing);
-        self.sense_swapped(host, rows, report);
+    /// Whether this tick has seen the windows.
+    fn is_seen(&self) -> bool {
+        self.gate != GateState::Gone && !self.failing.contains("host_backing")
     }
 
     fn sense_swapped(&mut self, host: &dyn Host, rows: &VmSnapshot, report: &mut ManagerReport) {

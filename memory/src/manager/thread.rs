@@ -203,14 +203,14 @@ impl Manager {
                 thread_starts(ThreadWork::Loop);
                 let _closing = Closing(&shared);
                 let mut pacing = Pacing::new(&work.config, work.host.now());
-                let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
+                let is_urgent = |work: &mut ManagerLoop, pacing: &Pacing| {
                     work.has_gate_changed()
                         || work.has_event()
                         || work.steering.has_new_allowance()
                         || work.is_promised_a_page()
                         || (pacing.is_rested(work.host.as_ref())
                             && (work.huge_pages.has_new_block(work.host.as_ref()) || work.has_urgent_sample()))
-                        || pacing.is_urgent(work.host.as_ref(), work.managed_vms())
+                        || work.has_new_memory()
                 };
                 while !work.has_ended() {
                     let longest = match () {
@@ -219,18 +219,11 @@ impl Manager {
                         () => Duration::MAX,
                     };
                     let pulse = work.config.pulse.map(|pulse| pulse.min(longest));
-                    match shared.next(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) {
+                    match shared.next(pacing.pause(), pulse, || is_urgent(&mut work, &pacing)) {
                         Next::Tick => {
                             let done = work.tick();
                             let is_busy = work.is_busy(done);
-                            pacing.ticked(
-                                work.host.as_ref(),
-                                work.managed_vms(),
-                                &work.config,
-                                work.overhead,
-                                work.scan,
-                                is_busy,
-                            );
+                            pacing.ticked(work.host.as_ref(), &work.config, work.overhead, is_busy);
                         }
                         Next::Do(wish) => wish.come_true(&mut work),
                         Next::End => break,
