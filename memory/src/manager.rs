@@ -82,7 +82,7 @@ use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveNodes, LiveVm, RESERVATION};
 pub use managed_vm::{AccessesBefore, ManagedVm};
 use node_sight::HostSight;
-use pacing::PULSE;
+use pacing::{Overhead, PULSE, Pace};
 pub use reach::{OutOfReach, OutOfReachError};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
@@ -171,8 +171,9 @@ pub struct ManagerLoop {
     sensor: HostBackingSensor,
     /// CPU time of the latest sensing.
     sensed_in: Duration,
-    /// CPU time of the latest tick, without its actions and the samples, which have budgets of their own.
-    overhead: Duration,
+    /// Whether that looked at all windows.
+    has_scanned: bool,
+    overhead: Overhead,
     scan: LatestScan,
     plan: Plan,
     report: ManagerReport,
@@ -239,7 +240,8 @@ impl ManagerLoop {
             nodes,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
-            overhead: Duration::ZERO,
+            has_scanned: false,
+            overhead: Overhead::default(),
             scan: LatestScan::default(),
             plan: Plan::default(),
             recorder: None,
@@ -361,7 +363,9 @@ impl ManagerLoop {
         self.tell_supply();
         let published_in = self.host.thread_cpu_time().saturating_sub(publishes_from);
         self.report.total_cpu += published_in;
-        self.overhead = self.sensed_in + decided_in + published_in;
+        let whole = self.sensed_in + decided_in + published_in;
+        let scan = if self.has_scanned { self.sensed_in } else { Duration::ZERO };
+        self.overhead = Overhead { whole, scan };
         done
     }
 
@@ -417,13 +421,15 @@ impl ManagerLoop {
         live::latest(&self.publisher.slot())
     }
 
-    /// Whether the next tick should come soon: after a tick that did `done` actions, during a recovery, during a
-    /// burst of sampling, or while promotions wait for a measurement.
-    fn is_busy(&self, done: u64) -> bool {
-        done > 0
-            || self.is_recovering()
-            || self.policy.lock().is_measuring()
-            || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
+    /// How soon the next tick should come, after one that did `done` actions.
+    fn pace(&self, done: u64) -> Pace {
+        if done > 0 || self.is_recovering() || self.policy.lock().is_measuring() {
+            Pace::Acting
+        } else if self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting()) {
+            Pace::Sampling
+        } else {
+            Pace::Idle
+        }
     }
 
     /// Whether memory came into use that a scan would see now.
@@ -509,7 +515,7 @@ mod tests {
             ManagerLoop::new(host.clone(), Vec::new(), Box::new(Thinker(host.clone(), plan)), ManagerConfig::default());
         work.tick();
         let mut pacing = pacing::Pacing::new(&work.config, host.now());
-        pacing.ticked(host.as_ref(), &work.config, work.overhead, true);
+        pacing.ticked(host.as_ref(), &work.config, work.overhead, Pace::Acting);
         assert_eq!(pacing.pause(), plan * 4);
     }
 

@@ -56,6 +56,7 @@ impl ManagerLoop {
         let is_due = self.scan.is_due(self.host.as_ref(), vms, self.config.tick_longest);
         let snapshot = self.sense_these(if is_due { Windows::All } else { Windows::ActedOn });
         self.sensed_in = self.host.thread_cpu_time().saturating_sub(began);
+        self.has_scanned = is_due;
         if is_due {
             self.scan.done(Sensed { at: self.host.now(), took: self.sensed_in });
         }

@@ -222,8 +222,8 @@ impl Manager {
                     match shared.next(pacing.pause(), pulse, || is_urgent(&mut work, &pacing)) {
                         Next::Tick => {
                             let done = work.tick();
-                            let is_busy = work.is_busy(done);
-                            pacing.ticked(work.host.as_ref(), &work.config, work.overhead, is_busy);
+                            let pace = work.pace(done);
+                            pacing.ticked(work.host.as_ref(), &work.config, work.overhead, pace);
                         }
                         Next::Do(wish) => wish.come_true(&mut work),
                         Next::End => break,
