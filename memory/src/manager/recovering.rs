@@ -70,21 +70,25 @@ impl ManagerLoop {
         }
     }
 
-    /// Reads the events of every guest.
+    /// Reads the events of every guest. One that begins or ends makes a scan due: it may have split any window, which
+    /// the memory in use does not show.
     pub(super) fn ask_events(&mut self) {
         let now = self.host.now();
         for vm in &mut self.vms {
-            vm.events = vm.managed.gate.as_ref().map_or_else(Events::default, |gate| gate.events(now));
+            let events = vm.managed.gate.as_ref().map_or_else(Events::default, |gate| gate.events(now));
+            if begun_and_ended(events) != begun_and_ended(vm.events) {
+                self.scan.forget();
+            }
+            vm.events = events;
         }
     }
 
     /// Whether an event has begun or ended since the latest tick.
     pub(super) fn has_event(&self) -> bool {
         let now = self.host.now();
-        let seen = |events: Events| (events.present, events.ended);
         let is_new = |vm: &VmState| {
             let gate = vm.managed.gate.as_ref().filter(|_| vm.managed.recovery.is_some());
-            gate.is_some_and(|gate| seen(gate.events(now)) != seen(vm.events))
+            gate.is_some_and(|gate| begun_and_ended(gate.events(now)) != begun_and_ended(vm.events))
         };
         self.vms.iter().any(is_new)
     }
@@ -105,6 +109,11 @@ impl ManagerLoop {
         let of = self.vms.iter().filter(|vm| vm.managed.id == outcome.action.vm());
         of.filter_map(VmState::recovery).for_each(|mut recovery| recovery.learn(outcome));
     }
+}
+
+/// The event under way, and the number of those that are over.
+fn begun_and_ended(events: Events) -> (Option<Cause>, u64) {
+    (events.present, events.ended)
 }
 
 /// Whether it says something: a monitor that did not answer for a moment cost nothing in most cases.

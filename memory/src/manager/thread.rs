@@ -259,6 +259,12 @@ impl Manager {
         self.shared.set(RunState::Called);
     }
 
+    /// Has the loop look now whether a tick is urgent, and not at its next pulse: an event of its guest has begun or
+    /// ended.
+    pub fn look(&self) {
+        self.shared.changed.notify_all();
+    }
+
     /// Changes the limits on the cost of actions from the next tick on. A recording keeps the limits it began with.
     pub fn set_limits(&self, limits: BudgetLimits) {
         self.steering.set_limits(limits);
@@ -358,8 +364,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits for the next tick, a wish, or the order to stop. `is_urgent` is asked at each pulse and can bring the
-    /// tick forward. While not active, waits for any order.
+    /// Waits for the next tick, a wish, or the order to stop. `is_urgent` is asked at each pulse and each notification,
+    /// and can bring the tick forward. While not active, waits for any order.
     fn next(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> Next {
         let mut wanted = self.wanted.lock();
         let (mut has_paused, mut left) = (false, pause);
@@ -379,8 +385,9 @@ impl Shared {
                 }
                 RunState::Active if !has_paused => {
                     let step = left.min(pulse.unwrap_or(left));
-                    self.changed.wait_for(&mut wanted, step);
-                    left -= step;
+                    if self.changed.wait_for(&mut wanted, step).timed_out() {
+                        left -= step;
+                    }
                     has_paused = left.is_zero() || (wanted.run == RunState::Active && is_urgent());
                 }
                 RunState::Active => return Next::Tick,

@@ -1,6 +1,6 @@
-//! A host in memory for tests. Pages are entries of a map, time passes only in a sleep or an advice, and every call
-//! can be made to fail. Moves and mappings over guest RAM are real, with ordinary memory for giant pages, so that a
-//! test can look for lost words.
+//! A host in memory for tests. Pages are entries of a map, time passes only in a sleep, an advice, or a scan where a
+//! test sets its time, and every call can be made to fail. Moves and mappings over guest RAM are real, with ordinary
+//! memory for giant pages, so that a test can look for lost words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -59,6 +59,9 @@ struct State {
     kept_on_node: BTreeSet<u64>,
     threads: Vec<u32>,
     moved_pages: u64,
+    /// Time that a scan takes for each window.
+    scan_time: Duration,
+    scanned: Bytes,
     meanwhile: Option<Meanwhile>,
     mappings_are_in_pieces: bool,
     panics_at: Option<Hva>,
@@ -166,6 +169,16 @@ impl FakeHost {
     /// Number of base pages that were moved to another node.
     pub fn moved_pages(&self) -> u64 {
         self.state().moved_pages
+    }
+
+    /// Makes each scan take this time for each window from now on.
+    pub fn take_for_scans(&self, of_window: Duration) {
+        self.state().scan_time = of_window;
+    }
+
+    /// Sum of the ranges that were scanned, in bytes.
+    pub fn scanned(&self) -> Bytes {
+        self.state().scanned
     }
 
     /// Calls `happens` when the next scan has read the pages, before its caller gets the result.
@@ -385,6 +398,9 @@ impl Host for FakeHost {
 
     fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
         let mut state = self.enter("fake scan")?;
+        let took = state.scan_time * bytes.get().div_ceil(WINDOW) as u32;
+        state.now += took;
+        state.scanned += bytes;
         for (page, is_huge) in state.pages.range(start.get()..start.get() + bytes.get()) {
             match runs.last_mut() {
                 Some(run) if (run.start + run.bytes).get() == *page && run.is_huge == *is_huge => {

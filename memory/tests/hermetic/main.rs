@@ -8,5 +8,6 @@ mod moving_on_the_fake_mover;
 mod nodes_on_the_fake_host;
 mod pacing_on_the_fake_host;
 mod recovery_on_the_fake_host;
+mod scans_on_the_fake_host;
 mod short_of_memory_on_the_fake_host;
 mod vacating_on_the_fake_mover;

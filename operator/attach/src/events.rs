@@ -93,6 +93,11 @@ impl Tracker {
         self.present.is_some()
     }
 
+    /// Number of times that an event has begun or ended.
+    pub fn changes(&self) -> u64 {
+        2 * self.ended + u64::from(self.is_in_event())
+    }
+
     /// The events, on the clock on which it is now `now`.
     pub fn events(&self, now: Moment) -> Events {
         let moment = |at: Instant| Moment::after_start(now.since_start().saturating_sub(at.elapsed()));
@@ -159,6 +164,14 @@ mod tests {
             let second = after(&[QUIET, signs]);
             assert!(second.is_in_event() && second.events(Moment::START).present == Some(cause));
         }
+    }
+
+    #[test]
+    fn each_begin_and_each_end_of_an_event_is_a_change() {
+        let stopped = Signs { is_stopped: true, ..QUIET };
+        let looks = [QUIET, stopped, stopped, QUIET, QUIET, left_alone(LeftAlone::DirtyRate), QUIET];
+        let changes: Vec<_> = (1..=looks.len()).map(|number| after(&looks[..number]).changes()).collect();
+        assert_eq!(changes, [0, 1, 1, 2, 2, 3, 4]);
     }
 
     #[test]

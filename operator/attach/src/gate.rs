@@ -264,6 +264,11 @@ impl GuestGate {
         self.events.lock().is_in_event()
     }
 
+    /// Number of times that such an event has begun or ended.
+    pub(crate) fn changes(&self) -> u64 {
+        self.events.lock().changes()
+    }
+
     /// Devices in the device tree now. Without an answer, those of the last one.
     fn devices(&self, monitor: &Monitor) -> Returns {
         let mut latest = self.devices.lock();

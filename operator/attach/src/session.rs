@@ -144,7 +144,7 @@ pub enum AttachError {
         why: String,
     },
     /// Its RAM was not found.
-    #[error("the RAM of process {pid} was not found: {why}")]
+    #[error("cannot find the RAM of process {pid}: {why}")]
     NoRam {
         /// Id of the process.
         pid: u32,
@@ -486,6 +486,15 @@ impl Guest {
         (live, ram, figures)
     }
 
+    /// Refreshes the gate. The manager hears at once of an event that has begun or ended.
+    fn refresh_gate(&self) {
+        let before = self.gate.changes();
+        self.gate.refresh();
+        if self.gate.changes() != before {
+            self.now().manager.look();
+        }
+    }
+
     fn mapping(&self) -> Option<MappingStats> {
         self.kvm.as_ref()?.mapping_stats().ok()
     }
@@ -783,7 +792,7 @@ impl Watcher {
                 && stopped.recv_timeout(every()) == Err(RecvTimeoutError::Timeout)
             {
                 if !guest.gate.is_quick() {
-                    guest.gate.refresh();
+                    guest.refresh_gate();
                 }
                 guest.kvm.iter().for_each(|kvm| kvm.refresh());
                 let is_watched = guest.gate.is_watched();

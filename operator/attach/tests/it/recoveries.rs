@@ -21,7 +21,7 @@ use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 
 use crate::qemu::{Guest, can_run, eventually, listens};
 use crate::sessions::{IN_USE, assert_no_byte_was_lost, at_work, split_all, tell};
-use crate::userfaultfd::ask;
+use crate::userfaultfd::{Postcopy, ask};
 
 /// A policy that takes minutes for the guest's memory.
 const SLOW: &str = "thp";
@@ -211,6 +211,34 @@ fn seconds_until_a_guest_is_large_again() {
         );
     }
     assert_eq!(guest.said().complaint, None);
+}
+
+/// A guest of `GIB` gibibytes (1 if it is not set) that arrives by QEMU's postcopy, all of it on base pages. Prints
+/// seconds until 99 % of what it uses are large.
+#[test]
+#[ignore = "a measurement: some minutes"]
+fn seconds_until_a_guest_is_large_after_a_postcopy() {
+    if !can_run() {
+        return;
+    }
+    let gib: u64 = std::env::var("GIB").map_or(1, |number| number.parse().expect("GIB is a number"));
+    let target = mib(gib * 1024).get() / 100 * 99;
+    for round in 1..=3 {
+        let moving = Postcopy::start(mib(gib * 1024 + 176), &format!("pattern bytes={gib}G seconds=3600"));
+        let process = find::with_pid(&Places::default(), moving.target.pid()).unwrap();
+        let settings = Settings { policy: policy(SLOW), qmp: Some(moving.target.qmp()), ..Settings::default() };
+        let attached = Attached::start(process, settings).unwrap();
+        moving.finish();
+        let over = Instant::now();
+        eventually("huge pages", || huge(&attached) >= target);
+        println!(
+            "round {round}: 99 % large at most {:.2?} after the end; {:?}; {:?}",
+            over.elapsed(),
+            attached.view().work.unwrap().recoveries,
+            attached.view().work.unwrap().unavailable,
+        );
+        assert_eq!(moving.target.said().complaint, None);
+    }
 }
 
 fn split_all_of(pid: u32, process: &VmProcess) {

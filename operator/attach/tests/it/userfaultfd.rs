@@ -23,7 +23,7 @@ use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
 use wideleaf_testing::stand_in_vmm::{StandIn, StandInFaults, StandInRam};
 use wideleaf_testing::{Need, has_kvm, is_there};
 
-use crate::qemu::{Guest, can_run, eventually};
+use crate::qemu::{Guest, WORK, can_run, eventually};
 
 const RAM: Bytes = mib(64);
 /// Memory that QEMU's guest walks over.
@@ -215,20 +215,21 @@ pub fn ask(monitor: &Path, command: &str, arguments: Value) -> Value {
 }
 
 /// A guest that has just moved by postcopy, with most of its pages still to come.
-struct Postcopy {
-    source: Guest,
-    target: Guest,
+pub struct Postcopy {
+    pub source: Guest,
+    pub target: Guest,
     _folder: tempfile::TempDir,
 }
 
 impl Postcopy {
-    fn start() -> Postcopy {
+    /// A guest with this memory at this work moves.
+    pub fn start(memory: Bytes, work: &str) -> Postcopy {
         let folder = tempfile::tempdir().unwrap();
         let uri = format!("unix:{}", folder.path().join("migration").display());
-        let machine = ["-M", "q35", "-m", "128M"];
-        let source = Guest::start(&machine, "");
+        let machine = ["-M", "q35", "-m", &format!("{}M", memory.get() >> 20)];
+        let source = Guest::with_kernel(&machine, work);
         eventually("a guest at work", || source.console().matches(" progress ").count() > 1);
-        let target = Guest::start(&[&machine[..], &["-incoming", "defer"]].concat(), "");
+        let target = Guest::with_kernel(&[&machine[..], &["-incoming", "defer"]].concat(), work);
         let capabilities = json!({ "capabilities": [{ "capability": "postcopy-ram", "state": true }] });
         for guest in [&source, &target] {
             ask(&guest.qmp(), "migrate-set-capabilities", capabilities.clone());
@@ -246,7 +247,7 @@ impl Postcopy {
     }
 
     /// Lets the remaining pages come as fast as they can.
-    fn finish(&self) {
+    pub fn finish(&self) {
         ask(&self.source.qmp(), "migrate-set-parameters", json!({ "max-postcopy-bandwidth": 0 }));
         let state = || ask(&self.source.qmp(), "query-migrate", json!({}))["status"].clone();
         eventually("its end", || state() == "completed");
@@ -258,7 +259,7 @@ fn a_guest_that_arrives_by_postcopy_loses_no_byte_and_is_promoted_after_it() {
     if !can_run() {
         return;
     }
-    let moving = Postcopy::start();
+    let moving = Postcopy::start(mib(128), WORK);
     // The source is ahead: its target still has to read that it listens now.
     let has_userfaultfd = || process(moving.target.pid()).descriptors.unwrap().has_userfaultfd;
     eventually("the target's userfaultfd", has_userfaultfd);

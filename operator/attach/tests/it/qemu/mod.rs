@@ -11,7 +11,7 @@ use wideleaf_testing::qemu_guest::{QEMU, QemuGuest};
 use wideleaf_testing::{Need, has_kvm, is_there};
 
 /// Work of the guest: it walks over 64 MiB for as long as it lives.
-const WORK: &str = "pattern bytes=64M seconds=600";
+pub const WORK: &str = "pattern bytes=64M seconds=600";
 
 /// Whether the tests here can run. Prints why not, or fails where `WIDELEAF_REQUIRE` names what is missing.
 pub fn can_run() -> bool {
