@@ -141,7 +141,7 @@ impl Default for ManagerConfig {
 
 impl ManagerConfig {
     /// For an external guest, one of many on a host. While the guest is idle, the loop wakes every two seconds to
-    /// read one small file, and scans the windows every ten seconds.
+    /// read one small file, and scans the windows every ten seconds at most.
     pub fn for_external_guests() -> ManagerConfig {
         ManagerConfig {
             tick_longest: Duration::from_secs(10),
@@ -392,13 +392,9 @@ impl ManagerLoop {
         let uses_zero = self.policy.lock().uses_zero();
         let is_short = snapshot.host.is_some_and(|host| host.huge_pages != HugePages::Plenty);
         for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
-            let access = |row| {
+            let access = |of: &[usize]| {
                 let policy = self.policy.lock();
-                match policy.uses_access(rows, row) {
-                    true if policy.hurries(rows, row) => Wish::Urgent,
-                    true => Wish::Useful,
-                    false => Wish::Useless,
-                }
+                of.iter().map(|row| Wish::of(policy.as_ref(), rows, *row)).collect()
             };
             let wishes = Wishes { access: &access, uses_zero, is_short };
             vm.start_samples(self.host.as_ref(), rows, wishes, self.plan.actions(), &mut self.report);

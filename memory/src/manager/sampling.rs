@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_policies::policy::Needs;
+use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::{Backing, Moment, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow};
 
 use super::fault_price::{FaultMeter, FaultPrice};
@@ -87,8 +87,8 @@ struct EndOfTick<'a> {
     rows: &'a VmSnapshot,
     /// Windows that can be sampled one by one.
     backed: &'a [WindowIndex],
-    /// Use of a sample of the accesses to a window, by row.
-    wish: &'a dyn Fn(usize) -> Wish,
+    /// Use of a sample of the accesses to each of some windows, given by row.
+    wishes: &'a dyn Fn(&[usize]) -> Vec<Wish>,
     /// Whether counts of zero pages are of use.
     uses_zero: bool,
     /// Whether the host has no huge page for all that ask.
@@ -104,8 +104,8 @@ struct EndOfTick<'a> {
 /// Use of samples for the policy, and their limits.
 #[derive(Clone, Copy)]
 pub(super) struct Wishes<'a> {
-    /// Of the accesses to a window, by row.
-    pub access: &'a dyn Fn(usize) -> Wish,
+    /// Of the accesses to each of some windows, given by row: all at once, since the policy is locked for it.
+    pub access: &'a dyn Fn(&[usize]) -> Vec<Wish>,
     /// Whether counts of zero pages are of use.
     pub uses_zero: bool,
     /// Whether the host has no huge page for all that ask: samples must not ask for more.
@@ -121,6 +121,17 @@ pub(super) enum Wish {
     Useful,
     /// It is worth more than the usual budget.
     Urgent,
+}
+
+impl Wish {
+    /// Of a sample of the accesses to a row.
+    pub(super) fn of(policy: &dyn Policy, rows: &VmSnapshot, row: usize) -> Wish {
+        match policy.uses_access(rows, row) {
+            true if policy.hurries(rows, row) => Wish::Urgent,
+            true => Wish::Useful,
+            false => Wish::Useless,
+        }
+    }
 }
 
 /// A sensor that does not run at every tick. It keeps its latest values, by row of the VM's snapshot.
@@ -207,13 +218,14 @@ impl EndOfTick<'_> {
     /// Returns all of them, and those that are urgent.
     fn to_sample(&self) -> (Vec<WindowIndex>, Vec<WindowIndex>) {
         let is_settled = |row: &usize| self.rows.resident[*row] == self.resident_before[*row];
-        let (mut all, mut urgent) = (Vec::with_capacity(self.backed.len()), Vec::new());
-        for window in self.backed.iter().filter(|window| !self.acted_on.contains(window)) {
-            let wish = self.rows.row(*window).filter(is_settled).map_or(Wish::Useless, self.wish);
-            all.extend((wish != Wish::Useless).then_some(*window));
-            urgent.extend((wish == Wish::Urgent).then_some(*window));
-        }
-        (all, urgent)
+        let rested = self.backed.iter().filter(|window| !self.acted_on.contains(window));
+        let settled: Vec<_> = rested.filter_map(|window| self.rows.row(*window)).filter(is_settled).collect();
+        let wishes = (self.wishes)(&settled);
+        let those = |is_one: fn(Wish) -> bool| {
+            let some = settled.iter().zip(&wishes).filter(|(_, wish)| is_one(**wish));
+            some.map(|(row, _)| self.rows.windows[*row]).collect()
+        };
+        (those(|wish| wish != Wish::Useless), those(|wish| wish == Wish::Urgent))
     }
 }
 
@@ -312,7 +324,7 @@ impl Sampling {
             windows,
             rows,
             backed: &backed,
-            wish: access,
+            wishes: access,
             uses_zero,
             is_short,
             acted_on,
