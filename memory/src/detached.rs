@@ -35,37 +35,29 @@
 //! that reads zeroes.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, PipeReader, PipeWriter};
+use std::io::{PipeWriter, Write};
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wideleaf_policies::{Moment, OutcomeResult, Refusal, Skip, WindowIndex};
 
 use crate::claims::{Claimed, Claims, PartClaim};
 use crate::host::{Host, HostError};
-use crate::kernel::Kernel;
-use crate::mover::linux::{MoverError, OpenMover};
 use crate::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place};
 use crate::region::GuestRam;
-use crate::sandboxed::{ThreadWork, thread_starts};
+
+mod answering;
+
+pub use answering::WindowMover;
 
 /// Maximum number of retries of one window's move after `EAGAIN` (a page is locked, or on its way elsewhere).
 const STALLS_MAX: u32 = 32;
 /// Time between these retries: a page that is not free after some milliseconds in all is busy for long.
 const STALL_PAUSE: Duration = Duration::from_micros(50);
-/// Time to the next retry of stuck windows while nothing else happens. Without stuck windows, this is the cost of the
-/// thread: a check of a lock and of a descriptor.
+/// Time to the next retry of stuck windows while nothing else happens.
 const STUCK_RETRY: Duration = Duration::from_millis(50);
-/// Number of consecutive failures to determine the waiting threads after which the service ends.
-const SERVE_ATTEMPTS: u32 = 20;
-/// Time between these attempts: descriptors stay readable, and the threads keep waiting.
-const SERVE_RETRY: Duration = Duration::from_millis(1);
 /// Number of runs up to which each is moved by itself: a call takes as long as the search of a few dozen holes.
 const RUNS_MOST: usize = 8;
 /// Number of retries of stuck windows when the service ends.
@@ -89,7 +81,26 @@ struct Inner {
     /// Slots with old pages that could not be given back yet.
     unclean: VecDeque<u16>,
     is_closed: bool,
+    retry: RetryRequest,
     report: AsideReport,
+}
+
+/// Request to the thread that answers touches: a window is stuck, and has to be retried.
+#[derive(Default)]
+struct RetryRequest {
+    /// Pipe that the thread reads. It holds one byte at most, so that no write waits.
+    pipe: Option<PipeWriter>,
+    /// Whether the thread has been asked since a window was stuck. It retries until none is.
+    is_sent: bool,
+}
+
+impl RetryRequest {
+    fn send(&mut self) {
+        if !self.is_sent {
+            // Fails where the thread has ended, which brings everything back at its end.
+            self.is_sent = self.pipe.as_mut().is_some_and(|pipe| pipe.write_all(&[0]).is_ok());
+        }
+    }
 }
 
 /// State of a window on its way. The drawing is above.
@@ -188,8 +199,8 @@ impl Unmoved {
 }
 
 impl Aside {
-    /// No window is aside yet. The caller must call [`Aside::serve`] when a thread waits: see [`WindowMover`].
-    /// `claims` are those of the RAM that `mover` moves.
+    /// No window is aside yet. The caller must call [`Aside::serve`] when a thread waits, and repeatedly while a window
+    /// is stuck: see [`WindowMover`]. `claims` are those of the RAM that `mover` moves.
     pub fn new(host: Arc<dyn Host>, mover: Arc<dyn Mover>, claims: Arc<Claims>) -> Aside {
         let free = (0..ASIDE_SLOTS).rev().collect();
         let inner = Inner {
@@ -198,6 +209,7 @@ impl Aside {
             free,
             unclean: VecDeque::new(),
             is_closed: false,
+            retry: RetryRequest::default(),
             report: AsideReport::default(),
         };
         Aside { host, mover, claims, inner: Mutex::new(inner), let_go: Condvar::new() }
@@ -438,11 +450,15 @@ impl Aside {
     /// window is stuck.
     fn restore(&self, inner: &mut Inner, window: WindowIndex, slot: u16, is_awaited: bool) -> Result<(), HostError> {
         inner.windows.insert(window, WindowState::Stuck { slot, is_awaited });
-        let back = self.return_pages(window, slot, &mut inner.report).and_then(|()| self.mover.unwatch(window));
+        let mut attempt = Attempt { inner, has_failed: true };
+        let back = self.return_pages(window, slot, &mut attempt.inner.report).and_then(|()| self.mover.unwatch(window));
+        attempt.has_failed = back.is_err();
+        drop(attempt);
         match back {
             Ok(()) => {
                 inner.free.push(slot);
                 inner.is_in_place(window);
+                inner.retry.is_sent &= inner.has_stuck();
                 if is_awaited {
                     inner.windows.insert(window, WindowState::Touched(self.host.now()));
                 }
@@ -575,6 +591,20 @@ impl Inner {
     }
 }
 
+/// An attempt to bring a window back. On drop, also in a panic, a retry is requested unless the attempt succeeded.
+struct Attempt<'a> {
+    inner: &'a mut Inner,
+    has_failed: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if self.has_failed {
+            self.inner.retry.send();
+        }
+    }
+}
+
 /// A slot with old pages that are being given back. On drop, also in a panic, it is free, or unclean as before.
 struct Cleaning<'a> {
     aside: &'a Aside,
@@ -680,90 +710,6 @@ impl Drop for Held<'_> {
     }
 }
 
-/// [`Aside`] over a VM's own RAM, with the thread that answers touches. Dropping it brings everything back and wakes
-/// all waiting threads, even if other parts share [`WindowMover::aside`].
-#[derive(Debug)]
-pub struct WindowMover {
-    aside: Arc<Aside>,
-    /// End of the thread's pipe; dropping it ends the thread.
-    stop: Option<PipeWriter>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl WindowMover {
-    /// Opens a userfaultfd and starts the thread. No memory is watched until a window is taken aside.
-    ///
-    /// # Errors
-    /// [`MoverError`]: only anonymous RAM can be moved, by a kernel that has `UFFDIO_MOVE` and permits it.
-    pub fn start(host: Arc<dyn Kernel>, ram: Arc<GuestRam>) -> Result<WindowMover, MoverError> {
-        let no_thread = |source| HostError { what: "start the thread that moves windows", source };
-        let claims = ram.claims().clone();
-        let OpenMover { mover, touches } = host.open_mover(ram)?;
-        let aside = Arc::new(Aside::new(host, mover, claims));
-        let (stopped, stop) = io::pipe().map_err(no_thread)?;
-        let closes = CloseAtTheEnd(aside.clone());
-        let thread = std::thread::Builder::new()
-            .name("window-mover".into())
-            .spawn(move || {
-                thread_starts(ThreadWork::Faults);
-                if let Err(error) = answer_until(&stopped, &closes.0, &*touches) {
-                    tracing::error!("moving of windows has ended: {error}");
-                }
-            })
-            .map_err(no_thread)?;
-        Ok(WindowMover { aside, stop: Some(stop), thread: Some(thread) })
-    }
-
-    /// Access to the windows that are aside.
-    pub fn aside(&self) -> &Arc<Aside> {
-        &self.aside
-    }
-}
-
-impl Drop for WindowMover {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the thread that moves windows panicked, after bringing everything back");
-        }
-    }
-}
-
-/// Closes everything however the thread ends: stopped, failed or panicked.
-struct CloseAtTheEnd(Arc<Aside>);
-
-impl Drop for CloseAtTheEnd {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
-/// Answers whenever `touched` is readable. One failure may be an accident (no memory, a signal); many in a row
-/// end the service.
-fn answer_until(stop: &PipeReader, aside: &Aside, touched: &(impl AsFd + ?Sized)) -> io::Result<()> {
-    let timeout = PollTimeout::try_from(STUCK_RETRY).expect("some milliseconds are a timeout");
-    let mut failures = 0;
-    loop {
-        let mut fds = [touched.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        if fds[1].any().unwrap_or(true) {
-            return Ok(());
-        }
-        failures = match aside.serve() {
-            Ok(()) => 0,
-            Err(error) if failures + 1 == SERVE_ATTEMPTS => return Err(io::Error::other(error)),
-            Err(error) => {
-                tracing::warn!("cannot determine the waiting threads, trying again: {error}");
-                aside.host.sleep(SERVE_RETRY);
-                failures + 1
-            }
-        };
-    }
-}
-
 /// Whether this host can move windows: moves the pages of one away and back. Returns the duration.
 ///
 /// # Errors
@@ -796,35 +742,9 @@ impl std::fmt::Debug for Aside {
 mod tests {
     use super::*;
     use crate::testing::fake_host::FakeHost;
-    use crate::testing::fake_mover::{FakeMover, Touch};
+    use crate::testing::fake_mover::FakeMover;
 
     const WINDOW: WindowIndex = WindowIndex::new(3);
-
-    /// A window is aside and a thread waits for it. Returns the result of a service with a descriptor that is always
-    /// readable, and the mover.
-    fn served(prepare: impl FnOnce(&FakeMover)) -> (io::Result<()>, Arc<FakeMover>) {
-        let mover = Arc::new(FakeMover::default());
-        mover.write(WINDOW, ALL_PAGES);
-        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone(), Arc::default());
-        aside.set_aside(WINDOW).expect("nothing fails yet");
-        assert_eq!(mover.touch(WINDOW, 0), Touch::Waits);
-        prepare(&mover);
-        let (stopped, stop) = io::pipe().expect("a pipe");
-        let (readable, _writer) = {
-            let (reader, mut writer) = io::pipe().expect("a pipe");
-            io::Write::write_all(&mut writer, &[0]).expect("there is room for a byte");
-            (reader, writer)
-        };
-        let ended = std::thread::scope(|scope| {
-            let service = scope.spawn(|| answer_until(&stopped, &aside, &readable));
-            while mover.waiting() > 0 && !service.is_finished() {
-                std::thread::yield_now();
-            }
-            drop(stop);
-            service.join().expect("it does not panic")
-        });
-        (ended, mover)
-    }
 
     #[test]
     fn a_page_that_cannot_be_copied_back_does_not_stop_the_others() {
@@ -854,18 +774,5 @@ mod tests {
         assert!(mover.is_intact() && mover.pages_aside() == 0);
         let held = mover.held(Place::Guest(WINDOW)).expect("nothing fails");
         assert_eq!(held.into_iter().flatten().count(), 511, "the hole is one still");
-    }
-
-    #[test]
-    fn one_failure_to_read_touches_does_not_end_the_service() {
-        let (ended, mover) = served(|mover| mover.fail_call(0, libc::EINTR));
-        assert!(ended.is_ok() && mover.waiting() == 0, "{ended:?}");
-    }
-
-    #[test]
-    fn a_service_that_can_never_read_touches_ends() {
-        let (ended, mover) = served(|mover| mover.fail_all(Some(libc::EIO)));
-        assert!(ended.is_err() && mover.waiting() == 1, "{ended:?}");
-        mover.fail_all(None);
     }
 }

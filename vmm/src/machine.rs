@@ -28,8 +28,9 @@ mod saver;
 
 pub use saver::MachineSaver;
 
-/// Interval of checks of a stop flag, because a signal handler that sets it wakes no thread.
-const STOP_FLAG_INTERVAL: Duration = Duration::from_millis(10);
+/// Interval of checks of a stop flag, because a signal handler that sets it wakes no thread. Each check wakes the
+/// waiting thread for as long as the guest runs, and a signal takes effect after half of this on average.
+const STOP_FLAG_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Limits of [`Machine::wait`]. The default waits forever.
 #[derive(Clone, Copy, Debug, Default)]
@@ -331,24 +332,7 @@ impl Machine {
     /// Where a reset is not the end ([`OnReset::Restart`]), [`GuestExit::Reset`] means that all vCPUs stand still,
     /// until [`Machine::put_back`] and [`Machine::reboot`] are called.
     pub fn wait(&self, limits: WaitLimits<'_>) -> GuestExit {
-        let deadline = limits.timeout.and_then(|time| Instant::now().checked_add(time));
-        loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let slice = match (left, limits.stop) {
-                (left, None) => left,
-                (None, Some(_)) => Some(STOP_FLAG_INTERVAL),
-                (Some(left), Some(_)) => Some(left.min(STOP_FLAG_INTERVAL)),
-            };
-            if let Some(exit) = self.control.wait(slice) {
-                return exit;
-            }
-            if limits.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
-                return self.end(GuestExit::Stopped);
-            }
-            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                return self.end(GuestExit::TimedOut);
-            }
-        }
+        wait(&self.control, limits)
     }
 
     /// Sets everything except the vCPUs back, after [`Machine::wait`] returned [`GuestExit::Reset`]; the manager of
@@ -383,7 +367,7 @@ impl Machine {
 
     /// Stops the VM and waits until no vCPU runs. Returns how it ended, which may have happened before the call.
     pub fn stop(&self) -> GuestExit {
-        self.end(GuestExit::Stopped)
+        end(&self.control, GuestExit::Stopped)
     }
 
     /// State of each vCPU.
@@ -457,11 +441,33 @@ impl Machine {
     pub fn tsc_hz(&self) -> Option<u64> {
         self.tsc_hz
     }
+}
 
-    fn end(&self, reason: GuestExit) -> GuestExit {
-        self.control.stop(reason.clone());
-        self.control.wait(None).unwrap_or(reason)
+/// See [`Machine::wait`].
+fn wait(control: &RunControl, limits: WaitLimits<'_>) -> GuestExit {
+    let deadline = limits.timeout.and_then(|time| Instant::now().checked_add(time));
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let slice = match (left, limits.stop) {
+            (left, None) => left,
+            (None, Some(_)) => Some(STOP_FLAG_INTERVAL),
+            (Some(left), Some(_)) => Some(left.min(STOP_FLAG_INTERVAL)),
+        };
+        if let Some(exit) = control.wait(slice) {
+            return exit;
+        }
+        if limits.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            return end(control, GuestExit::Stopped);
+        }
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return end(control, GuestExit::TimedOut);
+        }
     }
+}
+
+fn end(control: &RunControl, reason: GuestExit) -> GuestExit {
+    control.stop(reason.clone());
+    control.wait(None).unwrap_or(reason)
 }
 
 impl Drop for Machine {
@@ -486,5 +492,38 @@ impl fmt::Debug for Machine {
             .field("vcpus", &self.vcpu_states())
             .field("setup", &self.setup)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::resource::{UsageWho, getrusage};
+
+    use super::*;
+    use crate::run_loop::control::threadless::{control, set_state};
+
+    #[test]
+    fn a_thread_that_waits_for_an_idle_guest_sleeps_nearly_all_the_time() {
+        /// Number of times that this thread has slept.
+        fn sleeps() -> i64 {
+            getrusage(UsageWho::RUSAGE_THREAD).unwrap().voluntary_context_switches()
+        }
+        let (control, stop) = (control(1), AtomicBool::new(false));
+        let (exit, slept, took) = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let (before, began) = (sleeps(), Instant::now());
+                let exit = wait(&control, WaitLimits { timeout: None, stop: Some(&stop) });
+                (exit, sleeps() - before, began.elapsed())
+            });
+            std::thread::sleep(Duration::from_secs(1));
+            stop.store(true, Ordering::Relaxed);
+            while !control.is_stopping() {
+                std::thread::yield_now();
+            }
+            set_state(&control, 0, VcpuState::Finished);
+            waits.join().unwrap()
+        });
+        assert_eq!(exit, GuestExit::Stopped);
+        assert!(slept as u128 <= 5 + took.as_millis() / 50, "it woke {slept} times in {took:?}");
     }
 }
