@@ -116,6 +116,13 @@ impl Writing {
         all().map_err(|source| self.error(io_of("cannot open its files")(source)))
     }
 
+    /// Removes what this has made, for a process that ends without dropping this. Not for one that has begun
+    /// [`Writing::finish`]: the older snapshot may be in the temporary folder's place then.
+    pub fn remover(&self) -> impl FnOnce() + Send + use<> {
+        let temporary = self.temporary.clone();
+        move || drop(remove(&temporary))
+    }
+
     /// Path from the new snapshot's folder to its base, for [`Base::path`](crate::Base::path).
     ///
     /// # Errors

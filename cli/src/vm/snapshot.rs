@@ -18,6 +18,7 @@ use wideleaf_control::vm::{BaseView, SavedView, StopHow, VmAnswer, VmRequest, as
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::undo::Undo;
 use wideleaf_snapshot::{Caching, Files, Finished, NewFiles, Writing};
 
 use crate::options::{FormatArg, parse_duration};
@@ -75,6 +76,8 @@ pub fn save_vm(socket: &Path, args: &SnapshotArgs, interrupts: &Interrupts) -> R
     let base = args.base.as_deref().map(|base| Files::open(base, Caching::PageCache)).transpose();
     let base = base.map_err(|error| unusable(&error))?;
     let writing = Writing::create(&args.folder, base.as_ref()).map_err(|error| unusable(&error))?;
+    // For the second signal, while the VM does not answer the first.
+    let undo = Undo::at_the_end(writing.remover());
     let files = writing.files().map_err(|error| unusable(&error))?;
     let view = match (&args.base, &base) {
         (Some(folder), Some(files)) => Some(base_view(&writing, folder, files)?),
@@ -84,6 +87,8 @@ pub fn save_vm(socket: &Path, args: &SnapshotArgs, interrupts: &Interrupts) -> R
         VmRequest::Snapshot { pause_ms_max: args.pause.as_millis() as u64, stays_paused: args.stop, base: view };
     // The VM goes on when the pipe is closed, unless it was stopped or resumed before.
     let (saved, _pipe) = save(socket, request, &files, base.as_ref(), interrupts)?;
+    // The files are complete, and the older snapshot is to come to their place.
+    drop(undo);
     if args.stop {
         // The VM stays paused until this is over, however long the disk takes: an interrupt comes too late.
         interrupts.stand_down();
@@ -100,7 +105,7 @@ pub fn save_vm(socket: &Path, args: &SnapshotArgs, interrupts: &Interrupts) -> R
     }
     let Finished { not_removed, .. } = finished?;
     done.transpose()
-        .map_err(|error| Failure::Host(format!("the snapshot in {} is complete; {error}", args.folder.display())))?;
+        .map_err(|error| Failure::Host(format!("{error}; the snapshot in {} is complete", args.folder.display())))?;
     if let Some((folder, error)) = not_removed {
         say(format_args!("wideleaf: cannot remove the older snapshot in {}: {error}; remove it", folder.display()));
     }

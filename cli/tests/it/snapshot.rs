@@ -6,6 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::PipeWriter;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, symlink};
+use std::os::unix::net::UnixListener;
 use std::thread::sleep;
 
 use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
@@ -570,6 +571,20 @@ fn a_vm_of_which_no_restore_would_take_the_snapshot_is_not_saved_and_goes_on() {
     assert_eq!(status(&scratch)["state"], "running");
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
     assert_eq!(run.end().0, Some(0));
+}
+
+#[test]
+fn a_save_that_a_signal_ends_while_the_vm_does_not_answer_leaves_nothing_behind() {
+    let scratch = new_scratch();
+    let _silent = UnixListener::bind(scratch.path("vm.sock")).unwrap();
+    let save = Running::start(&scratch, &["vm", "vm.sock", "snapshot", "saved"]);
+    while !scratch.names().iter().any(|name| name.contains(".saving-")) {
+        sleep(AMONG_QUESTIONS);
+    }
+    save.signal(Signal::SIGTERM);
+    let (code, stderr) = save.end();
+    assert_eq!(code, Some(130), "{stderr}");
+    assert_eq!(scratch.names(), ["vm.sock"]);
 }
 
 #[test]
