@@ -45,8 +45,9 @@
 //! could still write their memory elsewhere: the process ends with them asleep.
 //!
 //! **Threads.** All of them answer touches; one at a time also fills the background, and looks for a touch before each
-//! window. A thread that panics is named and ends, unless it is the last one; a thread that does not come back from a
-//! read is named, and another one reads its window. Each calls [`crate::sandboxed`]'s hook with
+//! window. While the guest waits for a window that this thread fills, a second one fills the next. A thread that panics
+//! is named and ends, unless it is the last one; a thread that does not come back from a read is named, and another one
+//! reads its window. Each calls [`crate::sandboxed`]'s hook with
 //! [`ThreadWork::Faults`](crate::sandboxed::ThreadWork::Faults) and needs no call beyond those of that kind:
 //! `ioctl` of the userfaultfd and of the pagemap, `madvise`, `mmap`, `munmap`, `poll`, `read`, and `pread64` for the
 //! file. No serving thread touches guest RAM. [`SavedRam::read`] must not, either.

@@ -78,6 +78,11 @@ impl Filling<'_> {
         self.shared.rows.place(&(self.row..self.row + 1)).0
     }
 
+    /// Bytes of the window that the saved RAM has.
+    pub(super) fn stored(&self) -> Bytes {
+        PageSize::Base4K.bytes() * u64::from(self.saved.pages.len())
+    }
+
     /// Whether the contents are to be read to a huge page, which is then moved in.
     pub(super) fn is_for_move(&self) -> bool {
         let is_split_there = self.is_touched && self.shared.tables_stay();

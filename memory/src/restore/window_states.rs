@@ -135,10 +135,12 @@ struct Table {
     placing: usize,
     /// Windows in the order in which the background fills them, if that is known.
     order: Option<Vec<u32>>,
+    is_sorting: bool,
     next: usize,
     /// Windows that a thread gave back without filling them.
     returned: VecDeque<Row>,
-    background: Option<Worker>,
+    /// Windows that the background has in hand.
+    behind: Vec<Row>,
     is_closed: bool,
 }
 
@@ -170,9 +172,10 @@ impl WindowStates {
             left,
             placing: 0,
             order: None,
+            is_sorting: false,
             next: 0,
             returned: VecDeque::new(),
-            background: None,
+            behind: Vec::new(),
             is_closed: false,
         };
         table.borders = (0..count).map(|row| table.borders_at(row)).sum();
@@ -205,7 +208,7 @@ impl WindowStates {
         !table.is_closed && matches!(table.states[row], State::Waiting | State::Reading(_))
     }
 
-    /// The next window of the background, if this thread may do that work. `order`: makes the order of rows, once.
+    /// The next window of the background, if a thread may fill one now. `order`: makes the order of rows, once.
     pub(super) fn next_of_background(
         &self,
         worker: Worker,
@@ -214,19 +217,19 @@ impl WindowStates {
     ) -> Option<(Row, Claim)> {
         {
             let mut table = self.table();
-            if table.is_closed || table.left == 0 || table.background.is_some_and(|other| other != worker) {
+            if table.is_closed || table.left == 0 || !table.may_fill_behind() {
                 return None;
             }
-            table.background = Some(worker);
             if table.order.is_some() {
-                return table.next_waiting().map(|row| (row, table.claim(row, worker, now)));
+                return table.claim_behind(worker, now);
             }
+            table.is_sorting = true;
         }
         // Sorting takes milliseconds: without the lock, for which touches wait.
         let order = order();
         let mut table = self.table();
-        table.order = Some(order);
-        table.next_waiting().map(|row| (row, table.claim(row, worker, now)))
+        (table.order, table.is_sorting) = (Some(order), false);
+        table.claim_behind(worker, now)
     }
 
     /// Whether the claim still holds. If so, it becomes the right to place the window's pages, which no other thread
@@ -250,9 +253,10 @@ impl WindowStates {
     pub(super) fn settle(&self, row: Row, settled: Settled) -> Vec<Moment> {
         let mut table = self.table();
         table.placing -= 1;
+        let waited = table.waiting.remove(&row).unwrap_or_default();
         table.end(row, settled);
         self.placed.notify_all();
-        table.waiting.remove(&row).unwrap_or_default()
+        waited
     }
 
     /// Ends a claim on a window that cannot be read. Returns whether it still held.
@@ -270,6 +274,7 @@ impl WindowStates {
     /// were being placed, or it was the second panic there.
     pub(super) fn panicked(&self, worker: Worker, placing: Option<Row>) -> Option<(Row, bool)> {
         let mut table = self.table();
+        table.is_sorting = false;
         if let Some(row) = placing.filter(|row| matches!(table.states[*row], State::Placing { .. })) {
             table.placing -= 1;
             table.end(row, Settled::Failed);
@@ -299,30 +304,21 @@ impl WindowStates {
             table.readers.iter().filter(|(_, reader)| is_overdue(reader)).map(|(c, r)| (*c, *r)).collect();
         let mut taken = Vec::new();
         for (claim, reader) in overdue {
-            if table.states[reader.row] != State::Reading(claim) {
+            let row = reader.row;
+            if table.states[row] != State::Reading(claim) {
                 table.readers.remove(&claim);
                 continue;
             }
-            if table.lose(reader.row) < LOSSES_MAX {
+            if table.lose(row) < LOSSES_MAX {
                 table.readers.remove(&claim);
-                table.give_back(reader.row);
+                table.give_back(row);
             } else if let Some(reader) = table.readers.get_mut(&claim) {
                 reader.is_named = true;
+                table.remove_behind(row);
             }
-            if table.background == Some(reader.worker) {
-                table.background = None;
-            }
-            taken.push(Overdue { row: reader.row, worker: reader.worker, waited: now.since(reader.since) });
+            taken.push(Overdue { row, worker: reader.worker, waited: now.since(reader.since) });
         }
         taken
-    }
-
-    /// A thread has ended: another one may do the work of the background.
-    pub(super) fn worker_ended(&self, worker: Worker) {
-        let mut table = self.table();
-        if table.background == Some(worker) {
-            table.background = None;
-        }
     }
 
     /// Number of stored windows that are neither filled nor failed.
@@ -368,6 +364,23 @@ impl Table {
         self.placing += 1;
     }
 
+    /// Whether a window may be filled that no thread waits for: one at a time, and a second one while the guest waits
+    /// for the first, so that its CPU is idle. No more, since a touch that comes meanwhile waits behind them.
+    fn may_fill_behind(&self) -> bool {
+        let in_hand = self.readers.len() + self.placing;
+        !self.is_sorting && (self.behind.is_empty() || in_hand == 1 && !self.waiting.is_empty())
+    }
+
+    fn claim_behind(&mut self, worker: Worker, since: Moment) -> Option<(Row, Claim)> {
+        let row = self.next_waiting()?;
+        self.behind.push(row);
+        Some((row, self.claim(row, worker, since)))
+    }
+
+    fn remove_behind(&mut self, row: Row) {
+        self.behind.retain(|of| *of != row);
+    }
+
     fn next_waiting(&mut self) -> Option<Row> {
         while let Some(row) = self.returned.pop_front() {
             if self.states[row] == State::Waiting {
@@ -392,12 +405,14 @@ impl Table {
     }
 
     fn give_back(&mut self, row: Row) {
+        self.remove_behind(row);
         self.states[row] = State::Waiting;
         self.returned.push_back(row);
     }
 
     /// Ends the filling of a window, with or without contents.
     fn end(&mut self, row: Row, settled: Settled) {
+        self.remove_behind(row);
         self.left -= usize::from(self.states[row] != State::Placing { is_stored: false });
         match settled {
             Settled::LetGo(mapping) => {
@@ -405,7 +420,10 @@ impl Table {
                 self.set_mapping(row, mapping);
             }
             Settled::Kept => self.states[row] = State::Kept,
-            Settled::Failed => self.states[row] = State::Failed,
+            Settled::Failed => {
+                self.states[row] = State::Failed;
+                self.waiting.remove(&row);
+            }
         }
     }
 

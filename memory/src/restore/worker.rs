@@ -23,7 +23,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use wideleaf_policies::{Hva, Moment, OutcomeResult, PageSize, Refusal, Skip};
 
 use super::background::Background;
-use super::filling::{Filling, in_steps, place_of, wants_huge};
+use super::filling::{Filling, Placed, in_steps, place_of, wants_huge};
 use super::kernel_calls::KernelCalls;
 use super::rows::Row;
 use super::shared::Shared;
@@ -105,7 +105,6 @@ impl<D: KernelCalls + 'static> Serving<D> {
                 }
             }
         }
-        self.shared.states.worker_ended(self.number);
     }
 
     /// Whether this thread may end, because another one serves.
@@ -259,15 +258,13 @@ impl<D: KernelCalls + 'static> Serving<D> {
 
     /// Fills a window that this thread has claimed. `touched`: when a touch of it was read.
     fn fill(&mut self, row: Row, claim: Claim, touched: Option<Moment>) {
-        let shared = Arc::clone(&self.shared);
-        let kernel = Arc::clone(&self.kernel);
+        let (shared, kernel) = (Arc::clone(&self.shared), Arc::clone(&self.kernel));
         let window = shared.rows.window(row);
         let saved = shared.saved.window(window);
         let is_touched = touched.is_some();
         let filling = Filling { shared: &shared, kernel: kernel.as_ref(), row, window, saved, is_touched };
-        let stored = PageSize::Base4K.bytes() * u64::from(saved.pages.len());
         if !is_touched {
-            shared.background_began(stored, shared.host.now());
+            shared.background_began(filling.stored(), shared.host.now());
         }
         let prepared = self.slots.take(filling.is_for_move(), window, kernel.as_ref(), shared.host.now());
         let mut prepared = match prepared {
@@ -284,42 +281,7 @@ impl<D: KernelCalls + 'static> Serving<D> {
         }
         self.placing = Some(row);
         match filling.place(&mut prepared) {
-            Ok(placed) => {
-                let waiting = shared.states.settle(row, placed.settled);
-                self.placing = None;
-                match placed.settled {
-                    Settled::LetGo(_) => shared.ram.claims().filled(window),
-                    Settled::Kept | Settled::Failed => self.touch_again(row),
-                }
-                let woken = shared.host.now();
-                let is_huge = kernel.is_huge(filling.start()).unwrap_or(false);
-                let wants_huge = wants_huge(&saved) && !shared.config.is_page_by_page;
-                if is_touched && placed.was_moved {
-                    shared.was_moved(is_huge);
-                }
-                if wants_huge && !is_huge && shared.ram.backing().kind() == BackingKind::Anon {
-                    shared.is_not_huge(row, 0);
-                }
-                shared.counted.count(|report| {
-                    report.progress.filled_windows += 1;
-                    report.progress.filled_bytes += stored;
-                    report.refused += placed.refused;
-                    report.no_huge_page += u64::from(has_no_huge_page);
-                    report.kept += u64::from(placed.settled == Settled::Kept);
-                    match (is_huge, wants_huge) {
-                        (true, _) => report.huge += 1,
-                        (false, true) => report.not_huge += 1,
-                        (false, false) => report.base += 1,
-                    }
-                    match touched {
-                        Some(_) => report.by_fault += 1,
-                        None => report.by_background += 1,
-                    }
-                    for at in touched.into_iter().chain(waiting) {
-                        report.fault_ns.saturating_record(in_ns(woken.since(at)));
-                    }
-                });
-            }
+            Ok(placed) => self.placed(&filling, placed, touched, has_no_huge_page),
             Err(error) => {
                 shared.states.settle(row, Settled::Failed);
                 self.placing = None;
@@ -328,6 +290,45 @@ impl<D: KernelCalls + 'static> Serving<D> {
         }
         self.slots.give_back(prepared);
         shared.finish_if_done(kernel.as_ref());
+    }
+
+    /// Settles a window after its pages were placed, and counts it.
+    fn placed(&mut self, filling: &Filling<'_>, placed: Placed, touched: Option<Moment>, has_no_huge_page: bool) {
+        let Filling { shared, row, .. } = *filling;
+        let waiting = shared.states.settle(row, placed.settled);
+        self.placing = None;
+        match placed.settled {
+            Settled::LetGo(_) => shared.ram.claims().filled(filling.window),
+            Settled::Kept | Settled::Failed => self.touch_again(row),
+        }
+        let woken = shared.host.now();
+        let is_huge = filling.kernel.is_huge(filling.start()).unwrap_or(false);
+        let wants_huge = wants_huge(&filling.saved) && !shared.config.is_page_by_page;
+        if touched.is_some() && placed.was_moved {
+            shared.was_moved(is_huge);
+        }
+        if wants_huge && !is_huge && shared.ram.backing().kind() == BackingKind::Anon {
+            shared.is_not_huge(row, 0);
+        }
+        shared.counted.count(|report| {
+            report.progress.filled_windows += 1;
+            report.progress.filled_bytes += filling.stored();
+            report.refused += placed.refused;
+            report.no_huge_page += u64::from(has_no_huge_page);
+            report.kept += u64::from(placed.settled == Settled::Kept);
+            match (is_huge, wants_huge) {
+                (true, _) => report.huge += 1,
+                (false, true) => report.not_huge += 1,
+                (false, false) => report.base += 1,
+            }
+            match touched {
+                Some(_) => report.by_fault += 1,
+                None => report.by_background += 1,
+            }
+            for at in touched.into_iter().chain(waiting) {
+                report.fault_ns.saturating_record(in_ns(woken.since(at)));
+            }
+        });
     }
 
     fn cannot_read(&self, row: Row, claim: Claim, why: String) {

@@ -39,12 +39,63 @@ fn each_window_is_filled_by_one_thread() {
     assert_eq!((states.left(), states.touched(2, 0, NOW)), (2, Touched::Page));
 }
 
+fn next_behind(states: &WindowStates, worker: Worker) -> Option<(Row, Claim)> {
+    states.next_of_background(worker, NOW, || vec![1, 3, 2, 0])
+}
+
+fn finish(states: &WindowStates, (row, claim): (Row, Claim)) {
+    assert!(states.begin_placing(row, claim));
+    states.settle(row, Settled::LetGo(Mapping::Huge));
+}
+
 #[test]
-fn the_background_is_one_thread_and_skips_what_is_filled() {
+fn the_background_is_one_thread_at_a_time_and_skips_what_is_filled() {
     let states = states();
     fill(&states, 1, Settled::LetGo(Mapping::Huge));
-    let next = |worker| states.next_of_background(worker, NOW, || vec![1, 3, 2, 0]).map(|(row, _)| row);
-    assert_eq!((next(7), next(6), next(7), next(7)), (Some(3), None, Some(0), None));
+    let in_hand = next_behind(&states, 7).expect("row 3");
+    assert_eq!((in_hand.0, next_behind(&states, 6)), (3, None));
+    finish(&states, in_hand);
+    let in_hand = next_behind(&states, 6).expect("row 0: row 2 has no contents");
+    assert_eq!((in_hand.0, next_behind(&states, 7)), (0, None));
+    finish(&states, in_hand);
+    assert_eq!((next_behind(&states, 7), states.left()), (None, 0));
+}
+
+#[test]
+fn a_second_thread_fills_behind_while_the_guest_waits_for_the_window_of_the_first() {
+    let states = states();
+    let first = next_behind(&states, 7).expect("row 1");
+    assert_eq!(states.touched(first.0, 5, NOW), Touched::Wait);
+    let second = next_behind(&states, 6).expect("row 3");
+    assert_eq!((second.0, next_behind(&states, 5)), (3, None), "the third thread stays free for touches");
+    finish(&states, first);
+    assert_eq!(next_behind(&states, 7), None, "the guest goes on, and one thread is enough");
+    finish(&states, second);
+    assert_eq!(next_behind(&states, 7).map(|(row, _)| row), Some(0));
+}
+
+#[test]
+fn a_touch_of_a_window_that_nothing_fills_is_answered_beside_one_thread_behind() {
+    let states = states();
+    let behind = next_behind(&states, 7).expect("row 1");
+    let touched = claim(&states, 3, 6);
+    assert_eq!(next_behind(&states, 5), None, "two windows are in hand");
+    finish(&states, behind);
+    assert_eq!(next_behind(&states, 7).map(|(row, _)| row), Some(0));
+    finish(&states, (3, touched));
+}
+
+#[test]
+fn a_window_behind_that_is_lost_or_fails_keeps_no_other_from_being_filled() {
+    let states = states();
+    let late = next_behind(&states, 7).expect("row 1");
+    assert_eq!(states.take_overdue(at(100), Duration::from_millis(100)).len(), 1);
+    let again = next_behind(&states, 6).expect("row 1 again");
+    assert_eq!((again.0, states.begin_placing(late.0, late.1)), (1, false));
+    assert_eq!(states.panicked(6, None), Some((1, true)), "the second loss");
+    let next = next_behind(&states, 5).expect("row 3");
+    assert_eq!((next.0, states.cannot_read(3, next.1)), (3, true));
+    assert_eq!(next_behind(&states, 5).map(|(row, _)| row), Some(0));
 }
 
 #[test]
