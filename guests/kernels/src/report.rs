@@ -101,9 +101,24 @@ pub fn claim<'m, 'a>(
     layout: &Layout,
     name: Name<'static>,
 ) -> Result<Typed<'m>, KernelError<'a>> {
-    let (needed, bytes) = (layout.needed(), arena.bytes());
+    claim_with_temporary(platform, arena, layout, name, layout.needed())
+}
+
+/// The same where only the first `lasting` bytes are used all the time: the rest is a region `temporary`.
+pub fn claim_with_temporary<'m, 'a>(
+    platform: &dyn Platform,
+    arena: &Arena<'m>,
+    layout: &Layout,
+    name: Name<'static>,
+    lasting: u64,
+) -> Result<Typed<'m>, KernelError<'a>> {
+    let (needed, bytes, address) = (layout.needed(), arena.bytes(), arena.address());
     let typed = arena.typed(layout).ok_or(KernelError::ArenaTooSmall { needed, bytes })?;
-    platform.emit(&Message::Region { name, address: arena.address(), bytes: needed });
+    platform.emit(&Message::Region { name, address, bytes: lasting });
+    if lasting < needed {
+        let name = Name::literal("temporary");
+        platform.emit(&Message::Region { name, address: address + lasting, bytes: needed - lasting });
+    }
     Ok(typed)
 }
 

@@ -125,7 +125,8 @@ fn solve<'a>(
 ) -> Result<(), KernelError<'a>> {
     let mut layout = Layout::at(arena.address());
     let places = Places::new(&mut layout, &problem);
-    let mut typed = report::claim(platform, arena, &layout, Name::literal("matrix"))?;
+    let (name, lasting) = (Name::literal("matrix"), places.lasting_bytes);
+    let mut typed = report::claim_with_temporary(platform, arena, &layout, name, lasting)?;
     let (mut iteration, _) = report::phase(platform, INIT, || {
         let (matrix, vectors) = places.take(&mut typed, &problem);
         let mut iteration = PowerIteration { platform, shift: problem.shift, matrix, vectors };
@@ -169,6 +170,8 @@ struct Places {
     columns: Place<u32>,
     row_starts: Place<u32>,
     vectors: [Place<f64>; 5],
+    /// Bytes of all of the above, which every step uses.
+    lasting_bytes: u64,
     sparse: [SparsePlaces; 2],
     row: [Place<f64>; 2],
     last_row: Place<u32>,
@@ -190,6 +193,7 @@ impl Places {
             columns: layout.place(nonzeros),
             row_starts: layout.place(rows + 1),
             vectors: [(); 5].map(|()| layout.place(rows)),
+            lasting_bytes: layout.needed(),
             sparse: [(); 2].map(|()| SparsePlaces {
                 values: layout.place(entries),
                 indices: layout.place(entries),

@@ -107,6 +107,23 @@ fn a_small_arena_is_refused_before_anything_is_touched() {
 }
 
 #[test]
+fn cg_names_apart_what_it_uses_all_the_time_and_what_only_made_its_matrix() {
+    let (_, lines) = run(1, PAGES, "npb.cg class=S");
+    let regions: Vec<_> = lines.iter().filter(|line| line.contains(" region ")).collect();
+    let [matrix, temporary] = regions[..] else { panic!("{regions:#?}") };
+    assert!(matrix.contains("name=matrix ") && temporary.contains("name=temporary "), "{regions:#?}");
+    let number = |line: &str, key: &str| {
+        let value = line.split(' ').find_map(|field| field.strip_prefix(key)).expect(key);
+        value.strip_prefix("0x").map_or_else(|| value.parse(), |hex| u64::from_str_radix(hex, 16)).expect(key)
+    };
+    let [address, bytes] = ["address=", "bytes="].map(|key| number(matrix, key));
+    assert_eq!(number(temporary, "address="), address + bytes, "{regions:#?}");
+    // Rows of class S; 12 bytes for each of at most 1400 * 64 entries, the starts of rows, and five vectors.
+    let rows = 1400;
+    assert!((12 * 64 * rows + 44 * rows..12 * 64 * rows + 45 * rows + 512).contains(&bytes), "{bytes}");
+}
+
+#[test]
 fn the_lines_come_in_the_order_a_host_relies_on() {
     let (_, lines) = run(1, PAGES, "npb.is");
     let verbs = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default());
