@@ -5,6 +5,7 @@
 //! | `wideleaf.io/huge-pages` | `bestEffort` or `guaranteed`, KubeVirt's words |
 //! | `wideleaf.io/guarantee` | a share like `95%`; alone also all forms of `wideleaf set VM guarantee=` |
 //! | `wideleaf.io/policy` | a policy as of `wideleaf set VM policy=`, or `off` |
+//! | `wideleaf.io/out-of-reach` | a part as of `wideleaf set VM out-of-reach=`, like `10%` |
 //!
 //! A VMI's annotations go before those of its pod. An invalid one counts as if it were not there, and is reported.
 
@@ -22,6 +23,9 @@ pub const GUARANTEE: &str = "wideleaf.io/guarantee";
 /// Annotation with the name of a policy.
 pub const POLICY: &str = "wideleaf.io/policy";
 
+/// Annotation with the largest part of the time for which memory may be out of the guest's reach.
+pub const OUT_OF_REACH: &str = "wideleaf.io/out-of-reach";
+
 /// Upper bound on the length of a value, in bytes: no policy with all of its parameters is longer.
 const VALUE_BYTES_MAX: usize = 512;
 
@@ -35,6 +39,9 @@ pub struct Requested {
     pub policy: Option<String>,
     /// Coverage to reach; `None` where no annotation names one.
     pub guarantee: Option<Guarantee>,
+    /// Largest part of any 100 ms for which memory may be out of the guest's reach, as on the command line; `None`
+    /// where no annotation names one.
+    pub out_of_reach: Option<String>,
 }
 
 impl Requested {
@@ -49,17 +56,23 @@ impl Requested {
             }
             is_usable.then(|| text.to_owned())
         };
-        let (policy, kind, share) = (value(POLICY), value(HUGE_PAGES), value(GUARANTEE));
+        let (policy, kind, share, out_of_reach) =
+            (value(POLICY), value(HUGE_PAGES), value(GUARANTEE), value(OUT_OF_REACH));
         let guarantee = guarantee(kind.as_deref(), share.as_deref());
         let guarantee = guarantee.unwrap_or_else(|mistake| {
             mistakes.push(mistake);
             None
         });
-        (Requested { policy, guarantee }, mistakes)
+        (Requested { policy, guarantee, out_of_reach }, mistakes)
     }
 
     /// Whether annotations ask for anything.
     pub fn is_any(&self) -> bool {
+        *self != Requested::default()
+    }
+
+    /// Whether annotations ask for a manager, and not only for how it works.
+    pub fn asks_for_care(&self) -> bool {
         self.policy.is_some() || self.guarantee.is_some()
     }
 
@@ -68,10 +81,12 @@ impl Requested {
         let is_over = [
             (before.policy.is_some() && self.policy.is_none(), SettingName::Policy),
             (before.guarantee.is_some() && self.guarantee.is_none(), SettingName::Guarantee),
+            (before.out_of_reach.is_some() && self.out_of_reach.is_none(), SettingName::OutOfReach),
         ];
         Settings {
             policy: self.policy.clone(),
             guarantee: self.guarantee.map(|guarantee| guarantee.to_string()),
+            out_of_reach: self.out_of_reach.clone(),
             unset: is_over.into_iter().filter_map(|(is_over, name)| is_over.then_some(name)).collect(),
             ..Settings::default()
         }
@@ -141,6 +156,7 @@ mod tests {
             &[(HUGE_PAGES, "guaranteed"), (GUARANTEE, "101%")],
             &[(HUGE_PAGES, "besteffort"), (GUARANTEE, "90%")],
             &[(POLICY, "")],
+            &[(OUT_OF_REACH, "10%\n20%")],
             &[(POLICY, "auto\nset")],
             &[(POLICY, &"x".repeat(513))],
         ] {
@@ -153,19 +169,25 @@ mod tests {
 
     #[test]
     fn a_vmis_annotation_goes_before_that_of_its_pod_one_by_one() {
-        let (vmi, pod) = (annotations(&[(GUARANTEE, "90%")]), annotations(&[(GUARANTEE, "50%"), (POLICY, "off")]));
-        let (requested, _) = Requested::of(Some(&vmi), Some(&pod));
-        assert_eq!(requested, Requested { policy: Some("off".into()), guarantee: Some(Guarantee::Coverage(9_000)) });
+        let of_pod = annotations(&[(GUARANTEE, "50%"), (POLICY, "off"), (OUT_OF_REACH, "20%")]);
+        let (requested, _) =
+            Requested::of(Some(&annotations(&[(GUARANTEE, "90%"), (OUT_OF_REACH, "5%")])), Some(&of_pod));
+        let (policy, guarantee) = (Some("off".into()), Some(Guarantee::Coverage(9_000)));
+        assert_eq!(requested, Requested { policy, guarantee, out_of_reach: Some("5%".into()) });
     }
 
     #[test]
     fn a_request_that_is_over_is_unset_and_one_that_never_was_is_left_to_the_daemon() {
-        let (before, _) = read(&[(GUARANTEE, "90%"), (POLICY, "off")]);
+        let (before, _) = read(&[(GUARANTEE, "90%"), (POLICY, "off"), (OUT_OF_REACH, "10%")]);
+        assert!(before.asks_for_care() && !Requested::default().is_any());
+        let (how, _) = read(&[(OUT_OF_REACH, "10%")]);
+        assert!(how.is_any() && !how.asks_for_care());
         let settings = before.settings(&Requested::default());
         assert_eq!((settings.policy.as_deref(), settings.guarantee.as_deref()), (Some("off"), Some("90%")));
+        assert_eq!(settings.out_of_reach.as_deref(), Some("10%"));
         assert_eq!(settings.unset, []);
         let over = Requested::default().settings(&before);
-        assert_eq!(over.unset, [SettingName::Policy, SettingName::Guarantee]);
+        assert_eq!(over.unset, [SettingName::Policy, SettingName::Guarantee, SettingName::OutOfReach]);
         assert_eq!(Requested::default().settings(&Requested::default()), Settings::default());
     }
 }

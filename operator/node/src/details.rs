@@ -51,6 +51,9 @@ pub struct Details {
     /// Guarantee that annotations ask for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_guarantee: Option<String>,
+    /// Part of the time out of reach that annotations ask for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_out_of_reach: Option<String>,
     /// Time at which the condition's status changed last, RFC 3339; left out by programs that have no condition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed: Option<String>,
@@ -88,6 +91,7 @@ impl Details {
             guarantee: guest.guarantee.to_string(),
             asked_policy: asked.policy.clone(),
             asked_guarantee: asked.guarantee.map(|guarantee| guarantee.to_string()),
+            asked_out_of_reach: asked.out_of_reach.clone(),
             changed: None,
         }
     }
@@ -95,7 +99,8 @@ impl Details {
     /// Settings that an earlier agent has passed on for this guest.
     pub fn asked(&self) -> Requested {
         let guarantee = self.asked_guarantee.as_deref().and_then(|text| text.parse::<Guarantee>().ok());
-        Requested { policy: self.asked_policy.clone(), guarantee }
+        let (policy, out_of_reach) = (self.asked_policy.clone(), self.asked_out_of_reach.clone());
+        Requested { policy, guarantee, out_of_reach }
     }
 
     /// Whether a reader learns something new after `before`: amounts that moved a little are not news.
@@ -105,9 +110,8 @@ impl Details {
         let percent = |of: &Details| of.coverage_percent.unwrap_or(-1.0);
         let has_moved = (percent(self) - percent(before)).abs() >= NEWS_PERCENT || now.abs_diff(was) * 20 > was;
         let words = |of: &Details| {
-            let Details { guest, node, reason, care, policy, guarantee, asked_policy, asked_guarantee, .. } =
-                of.clone();
-            (guest, node, reason, care, policy, guarantee, asked_policy, asked_guarantee)
+            let Details { guest, node, reason, care, policy, guarantee, .. } = of.clone();
+            (guest, node, reason, care, policy, guarantee, of.asked())
         };
         has_moved || words(self) != words(before)
     }
@@ -130,7 +134,8 @@ mod tests {
 
     #[test]
     fn an_annotation_comes_back_as_it_was_written() {
-        let asked = Requested { policy: Some("auto".into()), guarantee: Some(Guarantee::Coverage(9_500)) };
+        let (policy, guarantee) = (Some("auto".into()), Some(Guarantee::Coverage(9_500)));
+        let asked = Requested { policy, guarantee, out_of_reach: Some("12.5%".into()) };
         let guest = guest("shop_db", None);
         let details = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &asked);
         assert_eq!(Details::parse(&details.text()), Some(details.clone()));
@@ -154,6 +159,7 @@ mod tests {
         assert!(!with(&|after| after.base_4k_mib += 204) && with(&|after| after.base_4k_mib += 205));
         assert!(with(&|after| after.reason = "Holes".into()) && with(&|after| after.policy = None));
         assert!(with(&|after| after.asked_guarantee = Some("95%".into())));
+        assert!(with(&|after| after.asked_out_of_reach = Some("10%".into())));
         assert!(!with(&|after| after.explanation = Some("513 windows: of 512".into())));
     }
 

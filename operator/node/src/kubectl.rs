@@ -377,7 +377,11 @@ fn explain_text(vm: &VmRow) -> String {
     line("care", &details.care);
     line("policy", details.policy.as_deref().unwrap_or(NOTHING));
     line("guarantee", &details.guarantee);
-    let asked = [("policy", &details.asked_policy), ("guarantee", &details.asked_guarantee)];
+    let asked = [
+        ("policy", &details.asked_policy),
+        ("guarantee", &details.asked_guarantee),
+        ("out-of-reach", &details.asked_out_of_reach),
+    ];
     let asked = asked.into_iter().filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref()?)));
     let asked = asked.collect::<Vec<String>>().join(", ");
     line("asked for", if asked.is_empty() { "nothing, by annotations" } else { &asked });

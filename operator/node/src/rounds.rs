@@ -424,8 +424,10 @@ impl Rounds {
         if known.passed.as_ref() == Some(requested) || is_refused || guest.vmm == Vmm::Wideleaf {
             return;
         }
-        if !requested.is_any() && !passed.is_any() || !requested.is_any() && guest.care == Care::Unmanaged {
-            known.passed = Some(requested.clone());
+        let is_left_alone = guest.care == Care::Unmanaged && !requested.asks_for_care();
+        if is_left_alone || !requested.is_any() && !passed.is_any() {
+            // The other settings of a guest that is left alone are for the time when it is managed.
+            known.passed = (!requested.is_any()).then(|| requested.clone());
             return;
         }
         match self.daemon.settle(guest, requested.settings(&passed), CHANGE_WITHIN).await {

@@ -1,13 +1,13 @@
 //! Rounds of the agent with a fake API server and a fake daemon in this process, between which a test changes guests.
 
 use super::*;
-use crate::annotations::{GUARANTEE, POLICY};
+use crate::annotations::{GUARANTEE, OUT_OF_REACH, POLICY};
 use crate::matching::tests::{POD, guest, identity, objects, pod, vmi};
 use crate::objects::{Identity, PodFacts, VmiFacts, VmiOfPod};
 use crate::testing::{FakeApi, FakeDaemon, ok, refusal};
 use crate::verdict::CONDITION;
 use serde_json::{Value, json};
-use wideleaf_control::protocol::{Answer, Reply};
+use wideleaf_control::protocol::{Answer, Reply, SettingName};
 use wideleaf_control::view::{BackingView, DaemonView, PromotableView, Reason};
 
 const VMI: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/db";
@@ -176,7 +176,8 @@ async fn memory_of_guests_is_added_only_for_guests_that_request_the_resource() {
 
 #[tokio::test]
 async fn annotations_are_passed_on_once_and_unset_when_they_are_over() {
-    let mut bench = Bench::new(&[launcher()], &[annotated(&[(GUARANTEE, "90%"), (POLICY, "coverage")])], WITH_VMIS);
+    let asked = annotated(&[(GUARANTEE, "90%"), (POLICY, "coverage"), (OUT_OF_REACH, "10%")]);
+    let mut bench = Bench::new(&[launcher()], &[asked], WITH_VMIS);
     bench.guests(&[with_coverage(96)]);
     for _ in 0..3 {
         bench.rounds.once().await.expect("all is there");
@@ -184,12 +185,12 @@ async fn annotations_are_passed_on_once_and_unset_when_they_are_over() {
     let changes = bench.changes();
     let [Request::Set { vm, changes }] = &changes[..] else { panic!("{changes:?}") };
     assert_eq!((vm.as_str(), changes.policy.as_deref()), ("4711", Some("coverage")));
-    assert_eq!(changes.guarantee.as_deref(), Some("90%"));
+    assert_eq!((changes.guarantee.as_deref(), changes.out_of_reach.as_deref()), (Some("90%"), Some("10%")));
     *bench.store.objects() = objects(&[launcher()], &[annotated(&[(GUARANTEE, "90%")])], WITH_VMIS);
     bench.rounds.once().await.expect("all is there");
     let changes = bench.changes();
     let [Request::Set { changes, .. }] = &changes[..] else { panic!("{changes:?}") };
-    assert_eq!(changes.unset, [wideleaf_control::protocol::SettingName::Policy]);
+    assert_eq!(changes.unset, [SettingName::Policy, SettingName::OutOfReach]);
 }
 
 #[tokio::test]
@@ -205,8 +206,23 @@ async fn an_unmanaged_guest_is_attached_for_its_annotations_and_left_alone_witho
 }
 
 #[tokio::test]
+async fn a_part_of_the_time_alone_asks_for_no_manager_and_is_passed_on_once_there_is_one() {
+    let mut bench = Bench::new(&[launcher()], &[annotated(&[(OUT_OF_REACH, "10%")])], WITH_VMIS);
+    for (care, expected) in [(Care::Unmanaged, None), (Care::Managed, Some("10%"))] {
+        bench.guests(&[VmView { care, ..with_coverage(96) }]);
+        bench.rounds.once().await.expect("all is there");
+        let changes = bench.changes();
+        let set = changes.iter().map(|change| match change {
+            Request::Set { changes, .. } => changes.out_of_reach.as_deref(),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(set.collect::<Vec<_>>(), expected.into_iter().map(Some).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test]
 async fn an_agent_that_restarts_unsets_what_an_earlier_one_has_passed_on() {
-    let asked = Requested { policy: Some("coverage".into()), guarantee: None };
+    let asked = Requested { policy: Some("coverage".into()), ..Requested::default() };
     let verdict = Verdict::of(&in_pod(), None);
     let before = Details::of("n1", &in_pod(), None, &verdict, &asked);
     let elsewhere = Details { node: "n2".into(), ..before.clone() };
