@@ -6,7 +6,10 @@
 //!              sandbox is planned    manager, sockets    manager still is   that the end stands for
 //! ```
 //!
-//! The order of the steps is in the log (`guards.rs`), and a test of the command line compares it.
+//! `opening.rs` has the first steps. The order of all steps is in the log (`guards.rs`), and a test of the command line
+//! compares it.
+
+mod opening;
 
 use std::fs::File;
 use std::path::Path;
@@ -18,27 +21,27 @@ use wideleaf_attach::numa::of_live as nodes_of_live;
 use wideleaf_control::view::NumaView;
 use wideleaf_control::vm::MigratedView;
 use wideleaf_memory::block_supply::SupplyRules;
-use wideleaf_memory::host::process::{self, ProcessHost};
 use wideleaf_memory::manager::{AccessesBefore, ManagedVm, ManagerConfig, ManagerLoop, OutOfReach};
 use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
-use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
+use wideleaf_memory::{BackingConfig, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
 use wideleaf_policies::{PerTenThousand, VmId};
 use wideleaf_vmm::devices::virtio::VirtioDevice;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
 use crate::control_socket::{ControlSocket, Controlled, ControlledVm};
-use crate::devices::{Devices, WatchedDevices};
+use crate::devices::WatchedDevices;
+use crate::engine::opening::{Claim, Memory, Opened};
 use crate::environment::{Environment, stolen_ms};
 use crate::failure::Failure;
 use crate::front_end::{FrontEnd, GuestConsole, NoProgress, Progress, Quiet, ThreadBegin, Work};
-use crate::guarantee::{self, WatchedGuarantee};
+use crate::guarantee::WatchedGuarantee;
 use crate::guardian::cgroup;
 use crate::guardian::giant_pages::HeldGiantMaker;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
-use crate::guest::{self, Fill, GuestPlan, Outside, RunningGuest};
+use crate::guest::{Fill, GuestPlan, Outside, RunningGuest};
 use crate::interrupts::Interrupts;
 use crate::migration::Incoming;
 use crate::outcome::{Ended, Judged, judge};
@@ -53,14 +56,13 @@ use crate::sandboxed::Sandboxed;
 use crate::save_thread::SavingThread;
 use crate::session::{Observed, Session};
 use crate::setup::setup;
-use crate::snapshot::SavedRun;
 use crate::snapshot::parts::SavedParts;
+use crate::snapshot::restoring::Restoring;
 use crate::snapshot::restoring::teardown::Teardown;
-use crate::snapshot::restoring::{Continued, Restoring};
 use crate::spec::{Console, RunSpec};
 use crate::summary::summarise;
 use crate::users_pause::UsersPause;
-use crate::{native, numa, ram, sandboxed};
+use crate::{native, sandboxed};
 
 /// Name of the fact in a recording with the table of TLB miss costs that its policy used.
 pub const WALK_COST_FACT: &str = "walk_cost";
@@ -152,9 +154,6 @@ struct Prepared<'a> {
     devices: Vec<Box<dyn VirtioDevice>>,
 }
 
-/// Claim of this process on its own guest.
-type Claim = (Option<process::Claim>, Noted);
-
 impl<'a> Prepared<'a> {
     /// Opens and checks everything that needs no guest. The process has one thread while the sandbox is planned.
     fn new(
@@ -168,73 +167,18 @@ impl<'a> Prepared<'a> {
             serve_lines(&*front, None)?;
         }
         let (walk, config) = (walk_cost(), manager_config(spec.out_of_reach));
-        let record = spec.record.as_deref().map(|path| OutputFile::open("--record", path)).transpose()?;
-        let opened = Devices::open(&spec.devices, spec.memory, incoming.is_some(), &*front)?;
-        let (devices, watched, held) = opened.hand_over();
-        ram::check_size(spec)?;
-        let ram::ChosenBacking { backing, fallback, pages_to_make } = ram::choose_backing(spec)?;
-        let numa = numa::plan(spec, spec.restore.is_some() || incoming.is_some(), backing, Path::new("/"))?;
-        numa.said.iter().for_each(|line| front.say(line));
-        let short_of_guarantee = guarantee::check_at_start(spec, backing, ram::available())?;
-        short_of_guarantee.iter().for_each(|why| front.say(&below_at_start(spec, why)));
-        let takeable = ram::takeable(backing);
-        let continued = spec.restore.as_deref().map(|folder| Restoring::open(folder, spec, takeable)).transpose()?;
-        let makes_giants = backing.kind() == BackingKind::Anon && spec.giant_pages_made_max > 0;
-        let giant_maker = makes_giants.then(|| HeldGiantMaker::start(spec.giant_pages_made_max)).transpose()?;
-        let mut restoring = None;
-        let mut said = None;
-        let mut accesses_before = Vec::new();
-        let mut plan = match continued {
-            _ if spec.is_native => None,
-            None if incoming.is_some() => Some(guest::plan_incoming(spec, backing, &numa)?),
-            None => Some(guest::plan(spec, backing, &numa, &*front)?),
-            Some((filling, Continued { machine, session, accesses })) => {
-                let filling = Arc::new(filling);
-                (restoring, said) = (Some(filling.clone()), Some(session));
-                accesses_before = accesses.before();
-                Some(guest::plan_restored(spec, backing, &numa, machine, filling)?)
-            }
-        };
+        let mut opened = Opened::open(spec, incoming, &*front)?;
         interrupts.stand_down();
-        let continues = restoring.is_some() || incoming.is_some();
-        let sandbox =
-            spec.sandbox.as_ref().map(|sandbox| sandboxed::plan(sandbox, spec, continues, &numa)).transpose()?;
-        let layout = plan.as_ref().map_or_else(|| native::layout(spec.memory), |plan| Ok(plan.layout()))?;
-        // This happens before a guest exists that a daemon could find. The daemon also recognises this process by the
-        // program's name, which any process may imitate. If the kernel does not lock that file, the name has to
-        // suffice.
-        let claim = (ProcessHost::claim_this_one().ok().flatten(), Noted::taken("claim"));
-        let socket = spec.control_socket.as_deref().map(ControlSocket::open).transpose()?;
-        let ram = ram::map(&layout, backing, pages_to_make, &numa)?;
-        let ram_noted = Noted::taken("RAM");
-        let giant_before_loading = match &plan {
-            Some(_) if restoring.is_none() && incoming.is_none() => {
-                ram::giant_before_loading(spec, &ram, giant_maker.as_ref().map(HeldGiantMaker::maker))?
-            }
-            _ => None,
-        };
-        let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
-        if let (Some(incoming), Some(plan)) = (&incoming, &mut plan) {
-            let SavedRun { session, accesses, machine, .. } =
-                incoming.receive(&ram, &*host, &spec.policy, interrupts)?;
-            // The sandbox takes no locks.
-            incoming.take_disks(watched.locks())?;
-            plan.arrived(machine, watched.locks().clone());
-            (said, accesses_before) = (Some(session), accesses.before());
-        }
-        // Pages of a guest that is restored come by faults; a page that is there already would stay empty.
-        if spec.is_prefaulted || (numa.must_populate(backing) && restoring.is_none()) {
-            ram::check_available(spec.memory, backing)?;
-            ram::prefault_all(&host, &ram, &*front, interrupts)?;
-        }
+        let sandbox = opened.plan_sandbox(spec)?;
+        let memory = Memory::map(spec, &opened)?;
+        opened.receive(spec, &memory, interrupts)?;
+        memory.populate(spec, &opened, &*front, interrupts)?;
         // The sandbox allows what is opened and asked of the host from here on.
-        let record = record.map(OutputFile::begin).transpose()?;
-        let progress: Arc<dyn Progress> = match spec.console {
-            Console::Bytes => Arc::new(NoProgress),
-            Console::Lines | Console::Nothing => front.progress(Work::Guest(&spec.workload_name())),
-        };
-        let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, front.clone(), progress.clone());
-        said.into_iter().for_each(|said| session.begin_with(said));
+        let record = opened.record.take().map(OutputFile::begin).transpose()?;
+        let progress = progress_of(spec, &*front);
+        let session =
+            Session::new(memory.host.clone(), memory.ram.clone(), spec.policy_delay, front.clone(), progress.clone());
+        opened.said.take().into_iter().for_each(|said| session.begin_with(said));
         Ok(Prepared {
             spec,
             interrupts,
@@ -242,27 +186,27 @@ impl<'a> Prepared<'a> {
             stolen_before_ms,
             walk,
             config,
-            backing,
-            fallback,
-            short_of_guarantee,
+            backing: opened.chosen.backing,
+            fallback: opened.chosen.fallback,
+            short_of_guarantee: opened.short_of_guarantee,
             progress,
             session,
             record,
-            host,
-            _ram_noted: ram_noted,
-            ram,
-            socket,
-            _claim: claim,
+            host: memory.host,
+            _ram_noted: memory.ram_noted,
+            ram: memory.ram,
+            socket: memory.socket,
+            _claim: memory.claim,
             sandbox,
-            plan,
-            restoring,
-            incoming,
-            accesses_before,
-            giant_maker,
-            giant_before_loading,
-            devices,
-            watched,
-            _held: held,
+            plan: opened.plan,
+            restoring: opened.restoring,
+            incoming: opened.incoming,
+            accesses_before: opened.accesses_before,
+            giant_maker: opened.giant_maker,
+            giant_before_loading: memory.giant_before_loading,
+            devices: opened.devices,
+            watched: opened.watched,
+            _held: opened.held,
         })
     }
 
@@ -302,15 +246,7 @@ impl<'a> Prepared<'a> {
         let manager = begun.inspect_err(|_| self.session.attach(None, None))?;
         self.session.attach(Some(kvm), Some(manager));
         let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), self.walk.cost));
-        let arrival = self.incoming.as_ref().map(|incoming| {
-            let incoming = Arc::downgrade(incoming);
-            let figures = move || {
-                let Left { downtime_ms, before_pause, .. } = incoming.upgrade()?.figures_of_source()?;
-                Some(Arrival { downtime_ms, before_pause })
-            };
-            Arc::new(figures) as AskArrival
-        });
-        let past = PastSaves::new(arrival);
+        let past = self.past_saves();
         let saving = self.serve_socket(&guest, &policy, &watched, &past)?;
         let registration = self.register(&policy, past.clone());
         let (guarantee, short) = (spec.guarantee, self.short_of_guarantee.take());
@@ -339,6 +275,19 @@ impl<'a> Prepared<'a> {
         let work = GuestWork { saving, guest, teardown, console, _registration, policy, kept };
         let work = Working::Guest(Box::new(work));
         Ok(Running { work, paging, environment, sandboxed, watched, of: self })
+    }
+
+    /// Record of the saves of this guest, with the figures of its source where it comes from another run.
+    fn past_saves(&self) -> PastSaves {
+        let arrival = self.incoming.as_ref().map(|incoming| {
+            let incoming = Arc::downgrade(incoming);
+            let figures = move || {
+                let Left { downtime_ms, before_pause, .. } = incoming.upgrade()?.figures_of_source()?;
+                Some(Arrival { downtime_ms, before_pause })
+            };
+            Arc::new(figures) as AskArrival
+        });
+        PastSaves::new(arrival)
     }
 
     /// Starts the thread that drops a guest of which a part of RAM may not come. It does what the main thread would.
@@ -634,9 +583,12 @@ impl Over<'_> {
     }
 }
 
-/// Line about a guarantee that does not prevent the start.
-fn below_at_start(spec: &RunSpec, why: &str) -> String {
-    format!("wideleaf: the guest starts below its guarantee of {}: {why}", spec.guarantee)
+/// Progress of the guest on the terminal, unless its console has standard output.
+fn progress_of(spec: &RunSpec, front: &dyn FrontEnd) -> Arc<dyn Progress> {
+    match spec.console {
+        Console::Bytes => Arc::new(NoProgress),
+        Console::Lines | Console::Nothing => front.progress(Work::Guest(&spec.workload_name())),
+    }
 }
 
 /// Lets the front end write its lines, inside the sandbox if there is one.
