@@ -44,6 +44,26 @@ const GUEST_MAPPINGS: [GuestMapping; 6] = [
     GuestMapping::Mixed,
 ];
 
+/// Differences that are written so far.
+struct Differences {
+    mask: u64,
+    body: Vec<u8>,
+}
+
+impl Differences {
+    /// Adds a part that is not one value for each row.
+    fn part(&mut self, bit: u64, is_different: bool, put: impl FnOnce(&mut Vec<u8>)) {
+        if is_different {
+            self.mask |= bit;
+            put(&mut self.body);
+        }
+    }
+
+    fn column<T: Copy + PartialEq>(&mut self, bit: u64, now: &[T], before: &[T], put: impl Fn(&mut Vec<u8>, T)) {
+        self.part(bit, now != before, |out| put_column(out, now, before, put));
+    }
+}
+
 /// Appends the differences between `before` and `now`, two snapshots of one VM.
 pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnapshot>) {
     // Destructured completely, so that a new column cannot be forgotten here.
@@ -64,65 +84,38 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
         node,
         touched_from,
         nodes,
-        given_back_tolerated,
+        given_back_tolerated: tolerated,
         guarantee,
         mapping,
         progress,
     } = now;
-    let unseen;
-    let (before, are_windows_new) = match before {
-        Some(before) if before.windows == *windows => (before, false),
-        _ => {
-            unseen = unseen_windows(*vm, windows);
-            (&unseen, true)
-        }
-    };
-    let mut mask = if are_windows_new { differs::WINDOWS } else { 0 };
-    let mut body = Vec::new();
-    if are_windows_new {
-        put_windows(&mut body, windows);
-    }
-    let mut column = |bit, is_changed: bool, put: &dyn Fn(&mut Vec<u8>)| {
-        if is_changed {
-            mask |= bit;
-            put(&mut body);
-        }
-    };
-    column(differs::RESIDENT, *resident != before.resident, &|out| {
-        put_column(out, resident, &before.resident, |out, pages| put_number(out, pages.into()));
-    });
-    column(differs::BACKING, *backing != before.backing, &|out| {
-        put_column(out, backing, &before.backing, |out, value| put_place(out, value, &BACKINGS));
-    });
-    column(differs::IS_HELD, *is_held != before.is_held, &|out| {
-        put_column(out, is_held, &before.is_held, |out, value| put_place(out, value, &HELD));
-    });
-    column(differs::READY_AT, *ready_at != before.ready_at, &|out| {
-        put_column(out, ready_at, &before.ready_at, put_moment);
-    });
-    column(differs::ACCESS, *access != before.access, &|out| put_column(out, access, &before.access, put_access));
-    column(differs::WRITTEN, *written != before.written, &|out| put_column(out, written, &before.written, put_pages));
-    column(differs::ZERO, *zero != before.zero, &|out| put_column(out, zero, &before.zero, put_pages));
-    column(differs::GUEST_MAPPING, *guest_mapping != before.guest_mapping, &|out| {
-        put_column(out, guest_mapping, &before.guest_mapping, |out, value| put_place(out, value, &GUEST_MAPPINGS));
-    });
-    column(differs::MAPPING, *mapping != before.mapping, &|out| put_mapping(out, *mapping));
-    column(differs::GIVEN_BACK, *given_back != before.given_back, &|out| {
-        put_column(out, given_back, &before.given_back, |out, pages| put_number(out, pages.into()));
-    });
-    column(differs::GIVEN_BACK_TOLERATED, *given_back_tolerated != before.given_back_tolerated, &|out| {
-        put_number(out, (*given_back_tolerated).into());
-    });
-    column(differs::PROGRESS, !progress.is_empty(), &|out| put_progress(out, progress));
-    column(differs::GUARANTEE, *guarantee != before.guarantee, &|out| put_number(out, guarantee.get().into()));
-    column(differs::NODE, *node != before.node, &|out| put_column(out, node, &before.node, put_node));
-    column(differs::TOUCHED_FROM, *touched_from != before.touched_from, &|out| {
-        put_column(out, touched_from, &before.touched_from, put_touched_from);
-    });
-    column(differs::NODES, *nodes != before.nodes, &|out| put_nodes(out, nodes));
+    let known = before.filter(|before| before.windows == *windows);
+    let unseen = known.is_none().then(|| unseen_windows(*vm, windows));
+    let before = known.or(unseen.as_ref()).expect("one of them is there");
+    let mut differences = Differences { mask: 0, body: Vec::new() };
+    differences.part(differs::WINDOWS, known.is_none(), |out| put_windows(out, windows));
+    differences.column(differs::RESIDENT, resident, &before.resident, put_count);
+    differences.column(differs::BACKING, backing, &before.backing, |out, value| put_place(out, value, &BACKINGS));
+    differences.column(differs::IS_HELD, is_held, &before.is_held, |out, value| put_place(out, value, &HELD));
+    differences.column(differs::READY_AT, ready_at, &before.ready_at, put_moment);
+    differences.column(differs::ACCESS, access, &before.access, put_access);
+    differences.column(differs::WRITTEN, written, &before.written, put_pages);
+    differences.column(differs::ZERO, zero, &before.zero, put_pages);
+    let put_guest_mapping = |out: &mut Vec<u8>, value| put_place(out, value, &GUEST_MAPPINGS);
+    differences.column(differs::GUEST_MAPPING, guest_mapping, &before.guest_mapping, put_guest_mapping);
+    differences.part(differs::MAPPING, *mapping != before.mapping, |out| put_mapping(out, *mapping));
+    differences.column(differs::GIVEN_BACK, given_back, &before.given_back, put_count);
+    let is_different = *tolerated != before.given_back_tolerated;
+    differences.part(differs::GIVEN_BACK_TOLERATED, is_different, |out| put_count(out, *tolerated));
+    differences.part(differs::PROGRESS, !progress.is_empty(), |out| put_progress(out, progress));
+    let is_different = *guarantee != before.guarantee;
+    differences.part(differs::GUARANTEE, is_different, |out| put_number(out, guarantee.get().into()));
+    differences.column(differs::NODE, node, &before.node, put_node);
+    differences.column(differs::TOUCHED_FROM, touched_from, &before.touched_from, put_touched_from);
+    differences.part(differs::NODES, *nodes != before.nodes, |out| put_nodes(out, nodes));
     put_number(out, vm.0.into());
-    put_number(out, mask);
-    out.append(&mut body);
+    put_number(out, differences.mask);
+    out.append(&mut differences.body);
 }
 
 /// Reads the output of [`put_vm`]. `rows_left` is the number of rows that the snapshot may still have.
@@ -141,55 +134,7 @@ pub(super) fn vm(
     if now.len() > rows_left {
         return Err(DecodeError::OutOfRange { offset, what: "number of windows", value: now.len() as u64 });
     }
-    let pages_max = u64::from(BASE_PAGES_PER_WINDOW);
-    if mask & differs::RESIDENT != 0 {
-        column(reader, &mut now.resident, |reader| Ok(reader.number_to("number of present pages", pages_max)? as u16))?;
-    }
-    if mask & differs::BACKING != 0 {
-        column(reader, &mut now.backing, |reader| reader.one_of("backing", &BACKINGS))?;
-    }
-    if mask & differs::IS_HELD != 0 {
-        column(reader, &mut now.is_held, |reader| reader.one_of("flag", &HELD))?;
-    }
-    if mask & differs::READY_AT != 0 {
-        column(reader, &mut now.ready_at, Reader::moment)?;
-    }
-    if mask & differs::ACCESS != 0 {
-        column(reader, &mut now.access, access)?;
-    }
-    if mask & differs::WRITTEN != 0 {
-        column(reader, &mut now.written, pages)?;
-    }
-    if mask & differs::ZERO != 0 {
-        column(reader, &mut now.zero, pages)?;
-    }
-    if mask & differs::GUEST_MAPPING != 0 {
-        column(reader, &mut now.guest_mapping, |reader| reader.one_of("guest mapping", &GUEST_MAPPINGS))?;
-    }
-    if mask & differs::MAPPING != 0 {
-        now.mapping = mapping(reader)?;
-    }
-    if mask & differs::GIVEN_BACK != 0 {
-        let pages = |reader: &mut Reader<'_>| Ok(reader.number_to("number of pages given back", pages_max)? as u16);
-        column(reader, &mut now.given_back, pages)?;
-    }
-    if mask & differs::GIVEN_BACK_TOLERATED != 0 {
-        now.given_back_tolerated = reader.number_to("number of pages tolerated", u16::MAX.into())? as u16;
-    }
-    now.progress =
-        if mask & differs::PROGRESS != 0 { reader.list("number of readings", progress)? } else { Vec::new() };
-    if mask & differs::GUARANTEE != 0 {
-        now.guarantee = PerTenThousand::new(reader.number_to("guarantee", u32::MAX.into())? as u32);
-    }
-    if mask & differs::NODE != 0 {
-        column(reader, &mut now.node, node)?;
-    }
-    if mask & differs::TOUCHED_FROM != 0 {
-        column(reader, &mut now.touched_from, touched_from)?;
-    }
-    if mask & differs::NODES != 0 {
-        now.nodes = reader.list("number of nodes", node_of_vm)?;
-    }
+    read_differences(reader, mask, &mut now)?;
     match (0..now.len()).find(|row| (now.resident[*row] == 0) != (now.backing[*row] == Backing::Unbacked)) {
         None => Ok(now),
         Some(row) => Err(DecodeError::OutOfRange {
@@ -198,6 +143,58 @@ pub(super) fn vm(
             value: now.resident[row].into(),
         }),
     }
+}
+
+/// Reads the parts of the mask, in the order in which [`put_vm`] writes them.
+fn read_differences(reader: &mut Reader<'_>, mask: u64, now: &mut VmSnapshot) -> Result<(), DecodeError> {
+    let is_there = |bit| mask & bit != 0;
+    if is_there(differs::RESIDENT) {
+        column(reader, &mut now.resident, |reader| count(reader, "number of present pages"))?;
+    }
+    if is_there(differs::BACKING) {
+        column(reader, &mut now.backing, |reader| reader.one_of("backing", &BACKINGS))?;
+    }
+    if is_there(differs::IS_HELD) {
+        column(reader, &mut now.is_held, |reader| reader.one_of("flag", &HELD))?;
+    }
+    if is_there(differs::READY_AT) {
+        column(reader, &mut now.ready_at, Reader::moment)?;
+    }
+    if is_there(differs::ACCESS) {
+        column(reader, &mut now.access, access)?;
+    }
+    if is_there(differs::WRITTEN) {
+        column(reader, &mut now.written, pages)?;
+    }
+    if is_there(differs::ZERO) {
+        column(reader, &mut now.zero, pages)?;
+    }
+    if is_there(differs::GUEST_MAPPING) {
+        column(reader, &mut now.guest_mapping, |reader| reader.one_of("guest mapping", &GUEST_MAPPINGS))?;
+    }
+    if is_there(differs::MAPPING) {
+        now.mapping = mapping(reader)?;
+    }
+    if is_there(differs::GIVEN_BACK) {
+        column(reader, &mut now.given_back, |reader| count(reader, "number of pages given back"))?;
+    }
+    if is_there(differs::GIVEN_BACK_TOLERATED) {
+        now.given_back_tolerated = reader.number_to("number of pages tolerated", u16::MAX.into())? as u16;
+    }
+    now.progress = if is_there(differs::PROGRESS) { reader.list("number of readings", progress)? } else { Vec::new() };
+    if is_there(differs::GUARANTEE) {
+        now.guarantee = PerTenThousand::new(reader.number_to("guarantee", u32::MAX.into())? as u32);
+    }
+    if is_there(differs::NODE) {
+        column(reader, &mut now.node, node)?;
+    }
+    if is_there(differs::TOUCHED_FROM) {
+        column(reader, &mut now.touched_from, touched_from)?;
+    }
+    if is_there(differs::NODES) {
+        now.nodes = reader.list("number of nodes", node_of_vm)?;
+    }
+    Ok(())
 }
 
 /// The rows with which columns are compared when there is no previous snapshot.
@@ -293,6 +290,15 @@ fn access(reader: &mut Reader<'_>) -> Result<AccessHistory, DecodeError> {
     let touched = reader.number_to("access history", (1 << samples) - 1)? as u16;
     let touches = reader.number_to("touches per second", AccessHistory::TOUCHES_PER_S_MAX + 1)?;
     Ok(AccessHistory::from_parts(touched, samples).with_touches_per_s(touches.checked_sub(1)))
+}
+
+fn put_count(out: &mut Vec<u8>, pages: u16) {
+    put_number(out, pages.into());
+}
+
+/// A number of pages of a window.
+fn count(reader: &mut Reader<'_>, what: &'static str) -> Result<u16, DecodeError> {
+    Ok(reader.number_to(what, BASE_PAGES_PER_WINDOW.into())? as u16)
 }
 
 fn put_pages(out: &mut Vec<u8>, pages: Option<u16>) {
