@@ -371,15 +371,7 @@ fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
     }
     write_first_touches(out, &manager.first_touch_regions);
     for (name, sensor) in &manager.sensors {
-        let SensorSummary { samples, windows, latest_windows, ticks_without, claimed, not_run, waits, cpu_s } = sensor;
-        let cpu_ms = cpu_s * 1e3;
-        let _ = writeln!(
-            out,
-            "  manager: sensor {name}: {samples} samples, {windows} windows ({latest_windows} in the last); \
-            skipped on \
-            {ticks_without} ticks for lack of budget and {claimed} times during a 1 GiB move; {not_run} \
-            windows dropped because the guest hardly ran; {waits} guest stalls, {cpu_ms:.1} ms of CPU"
-        );
+        write_sensor(out, name, sensor);
     }
     if let Some(price) = &manager.fault_price {
         let _ = writeln!(out, "  manager: {}", fault_price(price));
@@ -396,17 +388,7 @@ fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
     for (name, count) in &manager.sensor_failures {
         let _ = writeln!(out, "  manager: sensor {name} failed {count} times");
     }
-    if let (Some(speed), Some(times)) = (manager.copy_gib_per_s, &manager.unavailable) {
-        let _ = writeln!(
-            out,
-            "  manager: copied {} at {speed:.2} GiB/s; a window was unavailable for {:.0} us (p50), \
-            {:.0} us (p99), {:.0} us (max)",
-            Bytes::new(manager.copied_bytes),
-            times.p50_us,
-            times.p99_us,
-            times.max_us
-        );
-    }
+    write_copies(out, manager);
     if let Some(check) = &manager.kvm_check {
         let _ = writeln!(
             out,
@@ -425,6 +407,31 @@ fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
         Bytes::new(manager.bloat_bytes),
         manager.budget_refusals
     );
+}
+
+fn write_sensor(out: &mut String, name: &str, sensor: &SensorSummary) {
+    let SensorSummary { samples, windows, latest_windows, ticks_without, claimed, not_run, waits, cpu_s } = sensor;
+    let cpu_ms = cpu_s * 1e3;
+    let _ = writeln!(
+        out,
+        "  manager: sensor {name}: {samples} samples, {windows} windows ({latest_windows} in the last); skipped on \
+        {ticks_without} ticks for lack of budget and {claimed} times during a 1 GiB move; {not_run} windows dropped \
+        because the guest hardly ran; {waits} guest stalls, {cpu_ms:.1} ms of CPU"
+    );
+}
+
+fn write_copies(out: &mut String, manager: &ManagerSummary) {
+    if let (Some(speed), Some(times)) = (manager.copy_gib_per_s, &manager.unavailable) {
+        let _ = writeln!(
+            out,
+            "  manager: copied {} at {speed:.2} GiB/s; a window was unavailable for {:.0} us (p50), \
+            {:.0} us (p99), {:.0} us (max)",
+            Bytes::new(manager.copied_bytes),
+            times.p50_us,
+            times.p99_us,
+            times.max_us
+        );
+    }
 }
 
 #[cfg(test)]
