@@ -122,7 +122,8 @@ impl AttachArgs {
             (Some(text), _) => text.parse().map_or_else(|_| Target::Domain(text.clone()), Target::Pid),
             (None, Some(path)) => Target::Qmp(path.clone()),
             (None, None) => {
-                return Err(Failure::Usage("no guest: name a process, a libvirt domain or --qmp SOCKET".into()));
+                let why = "cannot attach: no guest is named; name a process, a libvirt domain or --qmp SOCKET";
+                return Err(Failure::Usage(why.into()));
             }
         };
         let (guarantee, out_of_reach) = (self.guarantee.unwrap_or_default(), self.out_of_reach.unwrap_or_default());

@@ -100,8 +100,13 @@ pub fn main(args: &KernelsArgs) -> Result<(), Failure> {
         None => output.write(&KernelList::new(KERNELS), KernelList::to_table),
         Some(name) => {
             let hint = || meant(name);
-            let unknown =
-                || Failure::Usage(format!("unknown kernel {name:?}; the kernels are {}{}", KernelNames::ALL, hint()));
+            let unknown = || {
+                Failure::Usage(format!(
+                    "cannot find the kernel {name:?}; the kernels are {}{}",
+                    KernelNames::ALL,
+                    hint()
+                ))
+            };
             let kernel = by_name(name).ok_or_else(unknown)?;
             output.write(&KernelInfo::new(kernel), KernelInfo::to_details)
         }

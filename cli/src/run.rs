@@ -82,8 +82,8 @@ fn receive(
     check_outputs(args, &DeviceSpec::from(&args.devices))?;
     if address.takes_standard_output() && (args.console || args.output.is_none()) {
         return Err(Failure::Usage(
-            "--incoming stdio takes standard input and output: say where the result goes with --output, and leave \
-             --console out"
+            "cannot use --incoming stdio: it takes standard input and output; say where the result goes with \
+             --output, and leave --console out"
                 .into(),
         ));
     }
@@ -111,7 +111,7 @@ fn check_outputs(args: &RunArgs, devices: &DeviceSpec) -> Result<(), Failure> {
     args.record.as_deref().map_or(Ok(()), |path| refuse_standard_output("--record", path))?;
     if args.console && output.is_none() && args.format == FormatArg::Json {
         return Err(Failure::Usage(
-            "--console gives standard output to the guest: say where the JSON goes with --output".into(),
+            "cannot print JSON: --console gives standard output to the guest; say where it goes with --output".into(),
         ));
     }
     Ok(())

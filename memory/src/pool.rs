@@ -147,10 +147,10 @@ impl PoolStatus {
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The kernel has no pool of that size.
-    #[error("this kernel has no hugetlb pool of {0} pages ({1} is missing)")]
+    #[error("cannot use a hugetlb pool of {0} pages: this kernel has none ({1} is missing)")]
     NoPool(PageSize, PathBuf),
     /// The NUMA node does not exist, or has no memory.
-    #[error("node {node} has no hugetlb pool of {size} pages; {}", known_nodes(.known))]
+    #[error("cannot use a hugetlb pool of {size} pages on node {node}: it has none; {}", known_nodes(.known))]
     NoNode {
         /// Page size of the pool.
         size: PageSize,
@@ -214,8 +214,8 @@ pub enum PoolError {
     NotBegun(String),
     /// Another program made the pool smaller during a growth.
     #[error(
-        "another program changed {} at the same time: {before} pages before, {after} after {wanted} were asked for; \
-         try again",
+        "cannot change {}: another program changed it at the same time: {before} pages before, {after} after {wanted} \
+         were asked for; try again",
         path.display()
     )]
     Changed {
@@ -506,7 +506,10 @@ mod tests {
     fn a_size_that_the_kernel_lacks_is_named() {
         let dir = tree(0, 0, 0, 0);
         let error = HugetlbPools::at(dir.path()).status(PageSize::Giant1G).expect_err("no such pool");
-        assert!(error.to_string().starts_with("this kernel has no hugetlb pool of 1g pages"), "{error}");
+        assert!(
+            error.to_string().starts_with("cannot use a hugetlb pool of 1g pages: this kernel has none"),
+            "{error}"
+        );
     }
 
     #[test]

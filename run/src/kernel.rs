@@ -54,7 +54,7 @@ pub fn with_class(kernel: &Kernel, class: Option<&str>, cmdline: &str) -> Result
     }
     let class = Class::from_letter(letter).filter(|class| kernel.classes.contains(class)).ok_or_else(|| {
         let there = letters(kernel);
-        Failure::Usage(format!("{} has no class {letter:?}; it has {there}", kernel.name))
+        Failure::Usage(format!("cannot use --class: {} has no class {letter:?}; it has {there}", kernel.name))
     })?;
     let key = Class::PARAMETER.name;
     if cmdline.split_ascii_whitespace().any(|word| word.split('=').next() == Some(key)) {

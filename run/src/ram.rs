@@ -80,7 +80,7 @@ pub fn map(
         return made.map_err(|error| Failure::Host(error.to_string()));
     }
     GuestRam::map_on(layout, backing, placement).map_err(|error| match error {
-        wideleaf_memory::region::RamError::Misaligned { .. } => Failure::Usage(format!("--memory: {error}")),
+        wideleaf_memory::region::RamError::Misaligned { .. } => Failure::Usage(format!("cannot use --memory: {error}")),
         other => Failure::Host(other.to_string()),
     })
 }

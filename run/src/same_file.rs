@@ -18,7 +18,10 @@ pub fn refuse_one_file_for_two<'a>(
     let mut taken: Vec<_> = read.into_iter().collect();
     for (option, path) in written.into_iter().filter_map(|(option, path)| Some((option, path?))) {
         if let Some((other, _)) = taken.iter().find(|(_, other)| is_same_file(other, path)) {
-            return Err(Failure::Usage(format!("{other} and {option} are both {}: name two files", path.display())));
+            return Err(Failure::Usage(format!(
+                "cannot use one file twice: {other} and {option} are both {}; name two files",
+                path.display()
+            )));
         }
         taken.push((option, path));
     }

@@ -89,8 +89,8 @@ pub fn enter(sandbox: &Sandbox, kind: ThreadKind) {
 
 fn failure(error: SandboxError) -> Failure {
     match error {
-        SandboxError::User(error) => Failure::Usage(format!("--user: {error}")),
-        SandboxError::Jail(error) => Failure::Usage(format!("--jail: {error}")),
+        SandboxError::User(error) => Failure::Usage(format!("cannot use --user: {error}")),
+        SandboxError::Jail(error) => Failure::Usage(format!("cannot use --jail: {error}")),
         error => Failure::Host(format!("cannot set up the sandbox: {error}; use --no-sandbox to run without one")),
     }
 }

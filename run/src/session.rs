@@ -594,7 +594,7 @@ impl Session {
         match resident_memory(&smaps, &ram) {
             Ok(memory) => Some(memory.beyond_guest_ram),
             Err(error) => {
-                tracing::warn!("{error}");
+                tracing::warn!("cannot read how much memory this process has beside its guest: {error}");
                 None
             }
         }

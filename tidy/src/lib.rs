@@ -7,5 +7,6 @@
 //!   documents      files that documents and comments name exist
 //!   size           no folder holds more than a quarter of the lines; the README is short
 //!   english        habits that slow a reader down, each with a limit that only goes down
+//!   refusals       what a program prints as it refuses begins with "cannot"
 //!   supply_chain   licences and sources of the crates that are built in
 //! ```

@@ -343,5 +343,5 @@ fn parse_budget(text: &str) -> Result<Duration, String> {
 fn unknown(name: &str) -> Failure {
     let known: Vec<&str> = catalogue::ALL.iter().map(|experiment| experiment.name()).collect();
     let hint = did_you_mean(name, known.iter().copied());
-    Failure::Usage(format!("there is no experiment {name:?}; the experiments are {}{hint}", known.join(", ")))
+    Failure::Usage(format!("cannot find the experiment {name:?}; the experiments are {}{hint}", known.join(", ")))
 }

@@ -46,8 +46,8 @@ pub fn main(args: &SimulateArgs) -> Result<(), Failure> {
         (None, Some(source)) if source == "help" => generated::list(),
         (None, Some(source)) => traced::main(source, &policies, args),
         (None, None) => Err(Failure::Usage(
-            "nothing to simulate: use --recording FILE of `wideleaf run --record FILE`, or --trace, a file or a stream \
-             (--trace help)"
+            "cannot simulate: no input is named; use --recording FILE of `wideleaf run --record FILE`, or --trace, a \
+             file or a stream (--trace help)"
                 .into(),
         )),
     }

@@ -174,7 +174,7 @@ pub fn find(root: &Path) -> Result<ScriptFile, Failure> {
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
     let path = path.display().to_string();
-    move |error| Failure::Host(format!("{path}: {error}"))
+    move |error| Failure::Host(format!("cannot use {path}: {error}"))
 }
 
 fn foreign(root: &Path) -> Failure {

@@ -48,7 +48,8 @@ pub(super) fn check_about_snapshots(args: &RunArgs) -> Result<(), Failure> {
 pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Failure> {
     let Some(name) = args.workload.as_deref() else {
         let what = format!("a built-in kernel ({}) or an image file", KernelNames::ALL);
-        return Err(Failure::Usage(format!("nothing to run: name {what}; `wideleaf run --help` has examples")));
+        let why = "cannot run: no guest is named";
+        return Err(Failure::Usage(format!("{why}; name {what}; `wideleaf run --help` has examples")));
     };
     if by_name(name).is_none() && args.native {
         let names = KernelNames::ALL;
@@ -319,8 +320,9 @@ fn sandbox(args: &RunArgs) -> Result<Option<SandboxSpec>, Failure> {
         return Ok(None);
     }
     let user = args.user.as_deref().map(str::parse).transpose();
-    let user =
-        user.map_err(|error: wideleaf_vmm::sandbox::user::UserError| Failure::Usage(format!("--user: {error}")))?;
+    let user = user.map_err(|error: wideleaf_vmm::sandbox::user::UserError| {
+        Failure::Usage(format!("cannot use --user: {error}"))
+    })?;
     let must_be_complete = args.require_sandbox;
     Ok(Some(SandboxSpec { user, jail: args.jail.clone(), must_be_complete, output_folder: None }))
 }

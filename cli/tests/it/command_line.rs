@@ -125,7 +125,11 @@ fn options_of_guests_are_refused_for_native_kernels() {
 fn a_missing_or_unknown_workload_is_refused() {
     let scratch = new_scratch();
     let kernels = KERNELS.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
-    scratch.refuses(&["run", "--policy", "greedy"], 2, &["nothing to run: name a built-in kernel", &kernels, "--help"]);
+    scratch.refuses(
+        &["run", "--policy", "greedy"],
+        2,
+        &["cannot run: no guest is named; name a built-in kernel", &kernels, "--help"],
+    );
     scratch.refuses(
         &["run", "--native", "gusp"],
         2,
@@ -140,7 +144,7 @@ fn a_missing_or_unknown_workload_is_refused() {
     scratch.refuses(&["run", "--native", "gupz"], 2, &["; did you mean gups?"]);
     scratch.refuses(&["run", "./nosuch"], 3, &["cannot read the image ./nosuch: No such file"]);
     scratch.refuses(&["run", ""], 3, &["\"\": it is neither"]);
-    scratch.refuses(&["kernels", "gusp"], 2, &[&format!("unknown kernel \"gusp\"; the kernels are {kernels}")]);
+    scratch.refuses(&["kernels", "gusp"], 2, &[&format!("cannot find the kernel \"gusp\"; the kernels are {kernels}")]);
 }
 
 #[test]

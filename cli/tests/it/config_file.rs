@@ -156,7 +156,7 @@ fn contradictions_are_reported_with_all_lines_of_the_file_that_take_part() {
 fn a_file_without_a_workload_takes_it_from_the_command_line() {
     let scratch = new_scratch();
     scratch.file("vm.toml", b"native = true\n");
-    scratch.refuses(&["run", "--config=vm.toml"], 2, &["nothing to run: name a built-in kernel"]);
+    scratch.refuses(&["run", "--config=vm.toml"], 2, &["cannot run: no guest is named; name a built-in kernel"]);
     scratch
         .wideleaf(&["run", "--config=vm.toml", "gups", "--cmdline=log2_words=16", "--memory=64M"])
         .assert()

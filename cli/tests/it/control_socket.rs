@@ -346,7 +346,12 @@ fn a_used_socket_path_is_refused_and_a_stale_socket_is_replaced() {
     scratch.refuses(
         &ARGUMENTS,
         4,
-        &["another process (pid ", &pid, "is listening at vm.sock", "name another path with --control-socket"],
+        &[
+            "cannot listen at vm.sock: another process (pid ",
+            &pid,
+            "is listening there",
+            "name another path with --control-socket",
+        ],
     );
     drop(live);
     let run = start(&scratch);
@@ -354,7 +359,7 @@ fn a_used_socket_path_is_refused_and_a_stale_socket_is_replaced() {
     assert_eq!(run.end().0, Some(0));
     std::fs::remove_file(scratch.path("result.json")).unwrap();
     scratch.file("vm.sock", b"a file of another program");
-    scratch.refuses(&ARGUMENTS, 4, &["vm.sock is not a socket: move it away, or name another path"]);
+    scratch.refuses(&ARGUMENTS, 4, &["vm.sock: it is not a socket; move it away, or name another path"]);
     let nowhere = [&ARGUMENTS[..5], &["--control-socket=none/vm.sock"]].concat();
     scratch.refuses(&nowhere, 4, &["cannot listen at none/vm.sock: No such file"]);
 }

@@ -81,7 +81,7 @@ fn a_list_has_pools_nodes_holders_mounts_and_unseen_pages() {
     assert_eq!((&list["holders"][0]["pid"], &list["holders"][0]["private_pages"]), (&json!(30), &json!(5)));
     assert_eq!(list["mounts"], json!([{"path": "/dev/hugepages", "page_bytes": 2 << 20}]));
     let notes = list["notes"].to_string();
-    assert!(notes.contains("this kernel has no hugetlb pool of 1g pages"), "{notes}");
+    assert!(notes.contains("cannot use a hugetlb pool of 1g pages: this kernel has none"), "{notes}");
     assert!(notes.contains("1 of 6 pages of 2m in use are mapped by no visible process"), "{notes}");
     assert!(notes.contains("processes 31 may have pages") && notes.contains("run this as root"), "{notes}");
 }
@@ -192,8 +192,11 @@ fn impossible_changes_are_refused_in_one_line_with_numbers_and_a_remedy() {
     };
     let words = ["cannot make 9 pages of 2m (18 MiB)", "node 1 has 2 MiB free", "2 MiB of file cache", "--at-most"];
     refuses(&["reserve", "--size=2m", "--pages=9", "--node=1"], &words);
-    refuses(&["reserve", "--size=2m", "--pages=1", "--node=5"], &["node 5 has no hugetlb pool", "these have: 0, 1"]);
-    refuses(&["reserve", "--size=1g", "--pages=1"], &["this kernel has no hugetlb pool of 1g pages"]);
+    refuses(
+        &["reserve", "--size=2m", "--pages=1", "--node=5"],
+        &["pool of 2m pages on node 5: it has none", "these have: 0, 1"],
+    );
+    refuses(&["reserve", "--size=1g", "--pages=1"], &["cannot use a hugetlb pool of 1g pages: this kernel has none"]);
     let words = ["cannot release 8 pages of 2m: 7 are unused", "process 30", "--all-unused"];
     refuses(&["release", "--size=2m", "--pages=8"], &words);
     put(&scratch, POOL, &[("free_hugepages", 99)]);

@@ -450,7 +450,7 @@ mod tests {
     fn a_missing_node_is_refused_and_the_existing_ones_are_named() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         let error = kernel.pools().reserve(&request(1, Some(7))).expect_err("no node 7").to_string();
-        assert_eq!(error, "node 7 has no hugetlb pool of 2m pages; these have: 0, 1");
+        assert_eq!(error, "cannot use a hugetlb pool of 2m pages on node 7: it has none; these have: 0, 1");
     }
 
     #[test]

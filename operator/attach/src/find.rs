@@ -40,7 +40,7 @@ pub enum FindError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// The process runs no VM.
-    #[error("process {pid} ({program}) has no KVM guest")]
+    #[error("process {pid} ({program}) has no KVM guest; `wideleaf list` shows those that have one")]
     NotAVm {
         /// Id of the process.
         pid: u32,
@@ -236,7 +236,10 @@ mod tests {
         assert_eq!(error("db"), "no VM on this host is called \"db\"; there are web, web");
         assert_eq!(error("web"), "2 VMs are called \"web\": name one by its process id (7, 8)");
         let no_guest = resolve(&places, &Target::Pid(9)).expect_err("bash");
-        assert_eq!(no_guest.to_string(), "process 9 (bash) has no KVM guest");
+        assert_eq!(
+            no_guest.to_string(),
+            "process 9 (bash) has no KVM guest; `wideleaf list` shows those that have one"
+        );
         let missing = resolve(&places, &Target::Pid(10)).expect_err("no such process");
         assert_eq!(missing.to_string(), "there is no process 10");
     }

@@ -116,7 +116,8 @@ pub enum QmpError {
     },
     /// The monitor took too long.
     #[error(
-        "the monitor did not answer within {} ms: QEMU is stuck, or another client is connected to this socket",
+        "the monitor did not answer within {} ms: QEMU is stuck, or another client is connected to this socket; end \
+         that client, or give QEMU another -qmp socket",
         .0.as_millis()
     )]
     TimedOut(Duration),
@@ -130,10 +131,10 @@ pub enum QmpError {
     #[error("the monitor sent a line of more than {LINE_BYTES_MAX} bytes")]
     TooLong,
     /// The peer does not speak QMP.
-    #[error("this is not QMP: {0:?}")]
+    #[error("cannot talk to the monitor: it does not speak QMP, but sent {0:?}; name a socket of -qmp")]
     NotQmp(String),
     /// The socket belongs to another process.
-    #[error("the QMP socket {path} belongs to process {other} and not to {pid}")]
+    #[error("the QMP socket {path} belongs to process {other} and not to {pid}; name the socket of {pid}")]
     OfAnother {
         /// Path of the socket.
         path: String,

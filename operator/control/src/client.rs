@@ -62,14 +62,14 @@ pub enum ClientError {
     },
     /// The reply does not end.
     #[error(
-        "wideleafd's reply is longer than {LINE_BYTES_MAX} bytes: it has another version, or another program listens \
-         there"
+        "cannot read wideleafd's reply: it is longer than {LINE_BYTES_MAX} bytes; install wideleaf and wideleafd of \
+         one version, or name its socket with --socket"
     )]
     TooLong,
     /// The reply is malformed.
     #[error(
-        "cannot read wideleafd's reply as protocol version {VERSION} ({why}): it has another version, or another \
-         program listens there"
+        "cannot read wideleafd's reply as protocol version {VERSION}: {why}; install wideleaf and wideleafd of one \
+         version, or name its socket with --socket"
     )]
     Malformed {
         /// Mistake in the reply.

@@ -19,7 +19,7 @@ use crate::peer::Peer;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketFileError {
     /// Another process listens there.
-    #[error("{owner} (pid {pid}) is listening at {}: stop it first, or {remedy}", path.display())]
+    #[error("cannot listen at {}: {owner} (pid {pid}) is listening there; stop it first, or {remedy}", path.display())]
     Taken {
         /// Program that most likely listens there.
         owner: &'static str,
@@ -31,7 +31,10 @@ pub enum SocketFileError {
         remedy: &'static str,
     },
     /// Another process listens there and accepts no connection.
-    #[error("{owner} is listening at {} and accepts no connection: end it first, or {remedy}", path.display())]
+    #[error(
+        "cannot listen at {}: {owner} is listening there and accepts no connection; end it first, or {remedy}",
+        path.display()
+    )]
     Hangs {
         /// Program that most likely listens there.
         owner: &'static str,
@@ -41,7 +44,7 @@ pub enum SocketFileError {
         remedy: &'static str,
     },
     /// Another kind of file is there.
-    #[error("{} is not a socket: move it away, or {remedy}", path.display())]
+    #[error("cannot listen at {}: it is not a socket; move it away, or {remedy}", path.display())]
     NoSocket {
         /// Path of that file.
         path: PathBuf,
@@ -204,7 +207,7 @@ mod tests {
         let (owner, remedy) = ("another wideleafd", "choose another path");
         let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, owner, remedy };
         let error = file.bind().expect_err("one listens already").to_string();
-        assert!(error.starts_with("another wideleafd is listening at ") && error.ends_with(remedy), "{error}");
+        assert!(error.contains(": another wideleafd is listening there") && error.ends_with(remedy), "{error}");
         assert!(path.exists());
     }
 

@@ -491,7 +491,7 @@ impl Mistake {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// Path of the file.
         path: PathBuf,

@@ -43,7 +43,7 @@ pub enum RunError {
         source: io::Error,
     },
     /// Another daemon holds the state.
-    #[error("another wideleafd holds the state in {}: end it, or set another state.path", .0.display())]
+    #[error("cannot open the state in {}: another wideleafd holds it; end it, or set another state.path", .0.display())]
     StateHeld(PathBuf),
     /// Signals cannot be handled.
     #[error("cannot handle signals: {0}")]

@@ -113,8 +113,8 @@ async fn run(options: Options) -> Result<(), Failure> {
         Err(error) = pages => Err(Failure(EXIT_HOST, format!("cannot serve metrics: {error}; change --listen"))),
         () = rounds.run(options.period()) => Ok(()),
         () = signals.received() => Ok(()),
-        _ = pods => Err(Failure(EXIT_HOST, "the watch of the pods has ended".into())),
-        _ = vmis => Err(Failure(EXIT_HOST, "the watch of the VMIs has ended".into())),
+        _ = pods => Err(Failure(EXIT_HOST, "cannot follow the pods: their watch has ended".into())),
+        _ = vmis => Err(Failure(EXIT_HOST, "cannot follow the VMIs: their watch has ended".into())),
     };
     if ended.is_ok() && options.hooks.is_some() {
         // Calls under way are answered first.
@@ -170,7 +170,9 @@ async fn once(node: &str, store: &Store, rounds: &mut Rounds) -> Result<(), Fail
     };
     tokio::time::timeout(LISTS_WITHIN, listed).await.map_err(|_| {
         let within = LISTS_WITHIN.as_secs();
-        let line = format!("the API server has not listed this node's pods within {within} s: see the log above");
+        let line = format!(
+            "cannot publish: the API server has not listed the node's pods within {within} s; see the log above"
+        );
         Failure(EXIT_HOST, line)
     })?;
     let Summary { guests, placed, covered } = rounds.once().await.map_err(|line| Failure(EXIT_HOST, line))?;

@@ -14,7 +14,7 @@ pub(super) fn open(options: &VsockOptions) -> Result<(Vsock, String, HeldPath), 
         return Err(Failure::Usage(format!("cannot use --vsock: cid={cid} is not a guest's; use {range}")));
     }
     let host = HostSocket::listen(socket).map_err(from_socket_error)?;
-    let cannot = |error| Failure::Host(format!("--vsock: cannot start the remover of {}: {error}", socket.display()));
+    let cannot = |error| Failure::Host(format!("cannot start the remover of --vsock {}: {error}", socket.display()));
     let held = HeldPath::hold(socket).map_err(cannot)?;
     Ok((Vsock::new(*cid, host), format!("vsock {cid} {}", socket.display()), held))
 }

@@ -38,7 +38,8 @@ impl HeldCgroup {
     /// # Errors
     /// [`Failure::Host`] in one line; nothing is made then.
     pub fn join(path: &Path) -> Result<HeldCgroup, Failure> {
-        let said = |why: &dyn std::fmt::Display| Failure::Host(format!("--cgroup {}: {why}", path.display()));
+        let said =
+            |why: &dyn std::fmt::Display| Failure::Host(format!("cannot use --cgroup {}: {why}", path.display()));
         let mounts = fs::read_to_string(MOUNTS).map_err(|error| said(&error))?;
         let root = mounted_at(&mounts).ok_or_else(|| said(&format_args!("{NONE}; mount one, or omit --cgroup")))?;
         let folder = root.join(path);

@@ -164,7 +164,8 @@ pub fn make_for_parent(descriptors: &[i32]) -> Result<(), Failure> {
     say(READY).map_err(io_failed)?;
     for line in io::stdin().lines() {
         let line = line.map_err(io_failed)?;
-        let asked = policy_of(&line).map_err(|line| Failure::Host(format!("standard input has the line {line:?}")))?;
+        let asked = policy_of(&line)
+            .map_err(|line| Failure::Host(format!("cannot use the line {line:?} of standard input")))?;
         let policy = asked.or_else(|| NodePolicy::preferring(node_of(&pools, parent)?.try_into().ok()?));
         let answer = match files.front().map(|file| make_in(&pools, file, policy)) {
             Some(Ok(())) => {

@@ -6,6 +6,7 @@ mod decisions;
 mod dependencies;
 mod documents;
 mod english;
+mod refusals;
 mod size;
 mod supply_chain;
 

@@ -215,7 +215,9 @@ impl Reading {
     fn end(mut self) -> Result<GuestReport, Failure> {
         if !self.has_ours {
             let remedy = "for a Linux guest, add console=ttyS0 to its command line";
-            return Err(Failure::Input(format!("the log has no line of a wideleaf guest; {remedy}")));
+            return Err(Failure::Input(format!(
+                "cannot find results in the log: it has no line of a wideleaf guest; {remedy}"
+            )));
         }
         let no_end = || Failure::GuestCrashed("the log has no exit line: the guest crashed, or was stopped".to_owned());
         let exit = self.exit.ok_or_else(no_end)?;

@@ -38,7 +38,9 @@ impl Workload {
         match (bench, exec.split_first()) {
             (Some(bench), _) => Ok(Workload::Kernel(kernel_line(bench)?)),
             (None, Some((program, arguments))) => program_of(Path::new(program), arguments),
-            (None, None) => Err(Failure::Usage("the guest has nothing to run: use --bench or --exec".to_owned())),
+            (None, None) => {
+                Err(Failure::Usage("cannot make an image: its guest has nothing to run; use --bench or --exec".into()))
+            }
         }
     }
 }
@@ -46,7 +48,7 @@ impl Workload {
 /// `cg.A` as `npb.cg class=A`; a kernel's own name and parameters unchanged.
 fn kernel_line(bench: &str) -> Result<String, Failure> {
     let line = with_class(bench).unwrap_or_else(|| bench.to_owned());
-    let refuse = |error: &dyn std::fmt::Display| Failure::Usage(format!("--bench {bench:?}: {error}"));
+    let refuse = |error: &dyn std::fmt::Display| Failure::Usage(format!("cannot use --bench {bench:?}: {error}"));
     let command_line = CommandLine::new(&line).map_err(|error| refuse(&error))?;
     let kernel = find(command_line).map_err(|error| refuse(&error))?;
     // Parsed fully, so that values are checked as well as names.
@@ -127,7 +129,10 @@ mod tests {
     #[test]
     fn an_unknown_kernel_is_refused_with_the_known_ones() {
         let refused = |bench| kernel_line(bench).expect_err("refused").to_string();
-        assert!(refused("linpack").starts_with("--bench \"linpack\": unknown kernel \"linpack\"; choose one of gups"));
+        assert!(
+            refused("linpack")
+                .starts_with("cannot use --bench \"linpack\": unknown kernel \"linpack\"; choose one of gups")
+        );
         assert!(refused("gups.A").contains("unknown kernel \"gups.A\""));
         assert!(refused("cg.Q").contains("class=Q: expected one of S, W"));
         assert!(refused("gups words=7").contains("unknown parameter words="));

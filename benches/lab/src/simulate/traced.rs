@@ -67,7 +67,10 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
     let machines = match &args.machine {
         Some(MachinesArg::Use(machines)) => machines.as_slice(),
         Some(MachinesArg::Help) => return machines::list(Output::open(args.format, args.output.as_deref())?),
-        None => return Err(Failure::Usage("no machine: use --machine NAME (--machine help lists them)".into())),
+        None => {
+            let why = "cannot simulate: no machine is named; use --machine NAME (--machine help lists them)";
+            return Err(Failure::Usage(why.into()));
+        }
     };
     let too_flat = machines.iter().find(|machine| u32::from(args.levels) > machine.levels_max.value);
     if let Some(Machine { name, levels_max, .. }) = too_flat {

@@ -80,7 +80,7 @@ fn unwritable_paths_are_refused_before_any_file_is_read_or_written() {
     refuses(&["--svg=no/pictures"], 7, &["cannot write --svg no/pictures: there is no folder no"]);
     refuses(&["--svg=r.json"], 7, &["cannot write --svg r.json: it is not a folder"]);
     refuses(&["--html=no/r.html", "--svg=pictures"], 7, &["cannot write --html no/r.html"]);
-    refuses(&["--html=x", "--output=x"], 2, &["--output and --html are both x: name two files"]);
+    refuses(&["--html=x", "--output=x"], 2, &["--output and --html are both x; name two files"]);
     scratch.refuses(&["experiment", "run", "quick", "--html=no/r.html"], 7, &["cannot write --html no/r.html"]);
 }
 
@@ -89,7 +89,7 @@ fn a_report_does_not_replace_results_or_another_report() {
     let scratch = new_scratch();
     file(&scratch, "r.json", &results("by-hand", 1.5));
     let before = fs::read(scratch.path("r.json")).unwrap();
-    let html = ["the results and --html are both ./r.json: name two files"];
+    let html = ["the results and --html are both ./r.json; name two files"];
     scratch.refuses(&["experiment", "report", "r.json", "--html=./r.json"], 2, &html);
     scratch.refuses(&["experiment", "compare", "r.json", "r.json", "--html=./r.json"], 2, &html);
     scratch.refuses(&["experiment", "run", "quick", "--resume=r.json", "--html=./r.json"], 2, &html);
@@ -100,7 +100,7 @@ fn a_report_does_not_replace_results_or_another_report() {
     let two = ["--output and --html are both ./x"];
     scratch.refuses(&["experiment", "report", "r.json", "--output=x", "--html=./x"], 2, &two);
     let plot = ["simulate", "--machine=k8", "--trace", "gups:log2_words=10", "--output=x", "--plot=./x"];
-    scratch.refuses(&plot, 2, &["--plot and --output are both x: name two files"]);
+    scratch.refuses(&plot, 2, &["--plot and --output are both x; name two files"]);
     let trace = ["simulate", "--machine=k8", "--trace=r.json", "--output=./r.json"];
     scratch.refuses(&trace, 2, &["--trace and --output are both ./r.json"]);
 }

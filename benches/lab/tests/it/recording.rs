@@ -88,7 +88,7 @@ fn a_recording_can_be_written_to_every_path_that_an_output_can() {
     scratch.refuses(&to("nowhere/f"), 7, &["cannot write --record nowhere/f: there is no folder nowhere"]);
     scratch.file("f", b"what was there");
     let both = [&to("f")[..], &["--output=./f"]].concat();
-    scratch.refuses(&both, 2, &["--record and --output are both ./f: name two files"]);
+    scratch.refuses(&both, 2, &["--record and --output are both ./f; name two files"]);
     scratch.wideleaf(&to("f")).assert().success().stderr("");
     assert!(fs::read(scratch.path("f")).unwrap().starts_with(&wideleaf_policies::recording::MAGIC));
     let mut names = scratch.names();
@@ -156,7 +156,7 @@ fn a_file_that_is_not_a_recording_gives_one_clear_line() {
 #[test]
 fn what_to_simulate_must_be_said() {
     let scratch = new_scratch();
-    scratch.refuses(&["simulate", "--policy=greedy"], 2, &["nothing to simulate: use --recording FILE"]);
+    scratch.refuses(&["simulate", "--policy=greedy"], 2, &["cannot simulate: no input is named; use --recording FILE"]);
     let wrong = scratch.wideleaf(&["simulate"]).assert().code(2).stdout("");
     wrong.stderr(predicate::str::contains("--recording <FILE>"));
     let list = scratch.wideleaf(&["simulate", "--policy=help"]).assert().success();

@@ -188,7 +188,7 @@ fn invalid_arguments_give_one_clear_line() {
     let refuses = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["simulate"], arguments].concat(), 2, words);
     };
-    refuses(&["--trace=gups"], &["no machine: use --machine NAME", "--machine help"]);
+    refuses(&["--trace=gups"], &["no machine is named; use --machine NAME", "--machine help"]);
     refuses(&["--trace=nope:x=1", "--machine=k8"], &["no such stream", "gups, stride, stream"]);
     refuses(&["--trace=gups:x=1", "--machine=k8"], &["--trace gups:x=1: gups has no parameter \"x\""]);
     refuses(&["--trace=gups", "--machine=k8", "--memory=64M"], &["--memory 64 MiB: the trace accesses 256 MiB"]);

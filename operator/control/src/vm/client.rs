@@ -28,14 +28,16 @@ pub enum VmClientError {
         path: PathBuf,
     },
     /// The socket belongs to another user.
-    #[error("no permission to connect to {}: run as root or as the user that started the VM", path.display())]
+    #[error("no permission to connect to {}: run as root or as the user that started the VM",
+        path.display()
+    )]
     NotPermitted {
         /// Path of the socket.
         path: PathBuf,
     },
     /// The reply did not come in time.
     #[error(
-        "the VM at {} did not reply within {} s: its process is stopped or busy",
+        "the VM at {} did not reply within {} s: its process is stopped or busy; continue it, or try again",
         path.display(), timeout.as_secs()
     )]
     Silent {
@@ -51,7 +53,11 @@ pub enum VmClientError {
         path: PathBuf,
     },
     /// The reply is malformed.
-    #[error("the program at {} does not speak version {VM_VERSION} of a VM's control socket: {why}", path.display())]
+    #[error(
+        "the program at {} does not speak version {VM_VERSION} of a VM's control socket: {why}; use the wideleaf that \
+         started the VM",
+        path.display()
+    )]
     Malformed {
         /// Path of the socket.
         path: PathBuf,

@@ -1,4 +1,10 @@
-//! Bids of one VM, as its manager reported them.
+//! Bids of one VM for huge pages of the host, as its manager reported them, until they are too old.
+//!
+//! ```text
+//!   report ─▶ offer holds ── ten seconds without a newer report ──▶ holds no more
+//!                ▲ report, each second                                   │ report
+//!                └───────────────────────────────────────────────────────┘
+//! ```
 
 use wideleaf_control::protocol::BidsReport;
 use wideleaf_policies::Bids;

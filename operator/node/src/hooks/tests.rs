@@ -360,7 +360,7 @@ async fn virt_handler_calls_over_the_socket_which_is_there_while_hooks_are_serve
     let path = folder.path().join("plugins/wideleaf/hooks.sock");
     let socket = HookSocket::bind(&path).expect("the folder is new");
     let again = HookSocket::bind(&path).err().expect("one listens there").to_string();
-    assert!(again.contains("is listening at") && again.contains("--hooks"), "{again}");
+    assert!(again.contains("is listening there") && again.contains("--hooks"), "{again}");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let hooks = Arc::clone(&bench.hooks);
     let serving = tokio::spawn(socket.serve(hooks, async move { drop(stopped.await) }));

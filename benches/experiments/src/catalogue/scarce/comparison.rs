@@ -1,5 +1,6 @@
-//! `auto, one host` compared with `never` guest by guest, and with the other arms by the total speed of all guests:
-//! what it loses, by how many huge pages the arms differ, then the targets.
+//! First paragraphs of the report on `scarce`, from its results alone: what the arm `auto, one host` loses (to `never`
+//! guest by guest, to each other arm in the total speed of all guests), by how many huge pages the arms differ, then
+//! the targets. Nothing is claimed of an arm without runs in the same rounds.
 
 use wideleaf_measure::figures::{Bar, Limit};
 use wideleaf_measure::statistics::{Comparison, Equivalence, median};

@@ -1,5 +1,6 @@
-//! wideleafd compared with THP in each case and quantity: the rows that it loses, its speed with a margin of 2 %, and
-//! the targets.
+//! First paragraphs of the report on `stock`, from its results alone: wideleafd compared with THP in each case and
+//! quantity. The rows that it loses come first, then its speed with a margin of 2 %, then the targets. Values of one
+//! round are compared with each other only.
 
 use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::figures::{Bar, Limit};

@@ -67,7 +67,7 @@ fn measured(result: &TlbCostResult) -> Result<Measured, Failure> {
         (Some(prediction), _) => Ok(of_prediction(prediction)),
         (None, [cost]) => of_cost(cost),
         (None, cells) => Err(Failure::Input(format!(
-            "tlbcost reported {} pairs of page sizes instead of one: choose one with --native --host-page",
+            "cannot use a report of tlbcost with {} pairs of page sizes: it must have one; add --native --host-page",
             cells.len()
         ))),
     }

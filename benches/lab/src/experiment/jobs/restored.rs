@@ -122,8 +122,11 @@ fn measured(continued: &Continued) -> Result<Measured, Failure> {
     let Continued { marks, looks, told } = continued;
     let speeds = Speeds::of(marks);
     let (Some(steady), Some(first), Some(last)) = (speeds.steady(), marks.first(), marks.last()) else {
-        let why = format!("the guest made {} marks of progress, too few for a steady speed", marks.len());
-        return Err(Failure::Host(format!("{why}; run it on a machine with less other work")));
+        return Err(Failure::Host(format!(
+            "cannot measure the steady speed: the guest made {} marks of progress, too few; run it on a machine with \
+             less other work",
+            marks.len()
+        )));
     };
     let mut measured = Measured::default();
     measured.metrics.insert(Metric::Figure, steady);

@@ -1,5 +1,5 @@
-//! Sweep3D: lines of cells along diagonals of (j, k), all angles of an octant at once, and the loops that make the
-//! source.
+//! Accesses of Sweep3D for the simulator, at any size: the sweep of an octant (lines of cells along diagonals of
+//! (j, k), all angles at once), and the loops that make the source. Addresses alone are computed; no array exists.
 //!
 //! ```text
 //!   a line: total │ source × 4 │ flux × 4 │ faces × 3 │ in flight along j and k, six angles a cell      in step
@@ -21,8 +21,9 @@ pub struct Sweep {
 const ANGLES: u64 = 6;
 const OCTANTS: u64 = 8;
 const MOMENTS: usize = 4;
-/// Lines of some diagonals, for two octants each.
+/// Number of lines that count in a sweep: those of some diagonals, for two octants each.
 const LINES: usize = 256 << 10;
+/// Number of lines that count in each other loop.
 const LINES_OF_SHORT_LOOPS: usize = 32 << 10;
 /// Words of a cell in an octant: total and sources, flux and faces updated, in flight updated.
 const CELL: u64 = 1 + 4 + 2 * (4 + 3) + 2 * 2 * ANGLES;

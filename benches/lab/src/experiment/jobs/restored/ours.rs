@@ -170,7 +170,7 @@ pub(super) fn save(work: &RestoredGuest, interrupts: &Interrupts) -> Result<Snap
         thread::sleep(PACE);
     }
     if !run.goes_on()? {
-        return run.report(0).and(Err(Failure::Host("the guest ended before it was saved".into())));
+        return run.report(0).and(Err(Failure::Host("cannot save the guest: it ended before".into())));
     }
     let folder = place.path().join("saved");
     let how = SnapshotArgs { folder: folder.clone(), base: None, pause: PAUSE_MAX, stop: true };
@@ -197,8 +197,8 @@ fn check_phase(work: &RestoredGuest, report: &RunReport) -> Result<(), Failure> 
     }
     let (after, was) = (work.saved_after_ms, phase.map_or("none", |phase| phase.name.as_str()));
     Err(Failure::Host(format!(
-        "the guest was not at work in phase {} when it was saved after {after} ms, but in {was}; run it on a machine \
-         with less other work",
+        "cannot use the saved guest: it was not at work in phase {} when it was saved after {after} ms, but in {was}; \
+         run it on a machine with less other work",
         work.phase
     )))
 }

@@ -143,7 +143,7 @@ fn until(
         machine.tell(said);
         machine.check(said)?;
         if said.is_over() {
-            return said.judge().and(Err(Failure::Host("the guest ended while it was watched".into())));
+            return said.judge().and(Err(Failure::Host("cannot watch the guest: it ended before".into())));
         }
         if is_there(machine, said) {
             return Ok(());
