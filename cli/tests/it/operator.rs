@@ -287,8 +287,8 @@ fn a_daemon_of_another_version_is_named_in_one_line() {
     let refusal = r#"{"error":"wideleafd 9.0 speaks version 9 of the protocol, not 1"}"#.to_owned() + "\n";
     for (reply, words) in [
         (refusal, "speaks version 9"),
-        ("{\"ok\":{\"novelty\":[]}}\n".to_owned(), "it has another version"),
-        ("HTTP/1.1 400 Bad Request\r\n\r\n".to_owned(), "it has another version"),
+        ("{\"ok\":{\"novelty\":[]}}\n".to_owned(), "of one version"),
+        ("HTTP/1.1 400 Bad Request\r\n\r\n".to_owned(), "of one version"),
         ("{\"ok\":\"done\"}\n".to_owned(), "answered another question"),
         ("{\"ok\":".to_owned(), "closed the connection after 6 bytes"),
         ("x".repeat(9 << 20), "longer than 8388608 bytes"),

@@ -288,10 +288,10 @@ mod tests {
     }
 
     #[test]
-    fn the_error_for_a_malformed_reply_says_that_the_version_may_differ() {
+    fn the_error_for_a_malformed_reply_asks_for_one_version_of_both_programs() {
         for line in [&b"hello\n"[..], b"{\"ok\":{\"cake\":1}}\n", b"\n", b"{\"version\":2}\n"] {
             let text = text_of(reply_of(line.to_vec()));
-            assert!(text.contains("another version") && text.lines().count() == 1, "{text}");
+            assert!(text.contains("wideleafd of one version") && text.lines().count() == 1, "{text}");
         }
     }
 

@@ -310,7 +310,8 @@ mod tests {
         let bench = Bench::new();
         let second = start(&bench.config, bench.parrot.clone()).map(stop);
         let error = second.expect_err("one listens already").to_string();
-        assert!(error.starts_with(&format!("another wideleafd (pid {}) is listening", std::process::id())), "{error}");
+        let holder = format!(": another wideleafd (pid {}) is listening there; ", std::process::id());
+        assert!(error.starts_with("cannot listen at ") && error.contains(&holder), "{error}");
         assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
 
         let folder = tempfile::tempdir().expect("a temporary folder");

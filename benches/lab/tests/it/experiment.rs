@@ -190,7 +190,7 @@ fn an_arm_that_is_named_runs_beside_the_first_and_no_other_does() {
 #[test]
 fn an_invalid_experiment_or_file_is_refused_in_one_line() {
     let scratch = new_scratch();
-    scratch.refuses(&["experiment", "run", "qick"], 2, &["no experiment \"qick\"", "quick"]);
+    scratch.refuses(&["experiment", "run", "qick"], 2, &["cannot find the experiment \"qick\"", "did you mean quick?"]);
     scratch.refuses(&["experiment", "run", "quick", "--case=EP Z"], 2, &["cannot run --case \"EP Z\"", "EP W"]);
     let words = ["cannot run --arm \"hugh\"", "the arms are base; auto; huge"];
     scratch.refuses(&["experiment", "run", "quick", "--arm=hugh"], 2, &words);

@@ -50,7 +50,7 @@ fn a_missing_configuration_file_that_was_named_is_an_error() {
     command.args(["--config", "/nowhere/at.toml"]);
     let error = error_of(command, 3);
     assert_eq!(error.lines().count(), 1);
-    assert!(error.starts_with("wideleafd: /nowhere/at.toml: "), "{error}");
+    assert!(error.starts_with("wideleafd: cannot read /nowhere/at.toml: "), "{error}");
 }
 
 #[test]
