@@ -166,7 +166,9 @@ mod tests {
         assert!(cost(false, "null").is_err_and(|why| why.starts_with("no three runs in a row agreed")));
         let none = cost(true, "null").expect("a result without a visible miss is an answer");
         assert_eq!((none.metrics.len(), none.notes.len()), (0, 1));
-        assert!(of(r#"{"cells": [], "prediction": null}"#).is_err_and(|why| why.contains("with 0 pairs of page sizes")));
+        assert!(
+            of(r#"{"cells": [], "prediction": null}"#).is_err_and(|why| why.contains("with 0 pairs of page sizes"))
+        );
         assert!(of(r#"{"cells": 3}"#).is_err());
         assert!(of("").is_err());
     }
