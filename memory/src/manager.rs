@@ -169,10 +169,7 @@ pub struct ManagerLoop {
     config: ManagerConfig,
     budget: Budget,
     sensor: HostBackingSensor,
-    /// CPU time of the latest sensing.
-    sensed_in: Duration,
-    /// Whether that looked at all windows.
-    has_scanned: bool,
+    /// Of the latest tick; while one is under way, of its sensing.
     overhead: Overhead,
     scan: LatestScan,
     plan: Plan,
@@ -239,8 +236,6 @@ impl ManagerLoop {
             giants,
             nodes,
             sensor: HostBackingSensor::default(),
-            sensed_in: Duration::ZERO,
-            has_scanned: false,
             overhead: Overhead::default(),
             scan: LatestScan::default(),
             plan: Plan::default(),
@@ -363,9 +358,7 @@ impl ManagerLoop {
         self.tell_supply();
         let published_in = self.host.thread_cpu_time().saturating_sub(publishes_from);
         self.report.total_cpu += published_in;
-        let whole = self.sensed_in + decided_in + published_in;
-        let scan = if self.has_scanned { self.sensed_in } else { Duration::ZERO };
-        self.overhead = Overhead { whole, scan };
+        self.overhead.whole += decided_in + published_in;
         done
     }
 

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{
@@ -20,7 +21,7 @@ use wideleaf_policies::{
 };
 
 use super::giants;
-use super::pacing::Sensed;
+use super::pacing::{Overhead, Sensed};
 use super::vm_state::VmState;
 use super::{KvmCheck, ManagedVm, ManagerLoop, ManagerReport, NEVER, SAMPLES_KEPT, Sample};
 use crate::gate::GateState;
@@ -55,10 +56,10 @@ impl ManagerLoop {
         let vms = self.vms.iter().map(|vm| &vm.managed);
         let is_due = self.scan.is_due(self.host.as_ref(), vms, self.config.tick_longest);
         let snapshot = self.sense_these(if is_due { Windows::All } else { Windows::ActedOn });
-        self.sensed_in = self.host.thread_cpu_time().saturating_sub(began);
-        self.has_scanned = is_due;
+        let took = self.host.thread_cpu_time().saturating_sub(began);
+        self.overhead = Overhead { whole: took, scan: if is_due { took } else { Duration::ZERO } };
         if is_due {
-            self.scan.done(Sensed { at: self.host.now(), took: self.sensed_in });
+            self.scan.done(Sensed { at: self.host.now(), took });
         }
         snapshot
     }

@@ -10,4 +10,5 @@ mod pacing_on_the_fake_host;
 mod recovery_on_the_fake_host;
 mod scans_on_the_fake_host;
 mod short_of_memory_on_the_fake_host;
+mod test_gate;
 mod vacating_on_the_fake_mover;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
-use wideleaf_memory::gate::{Gate, GateState, KeptHoles, LeftAlone};
+use wideleaf_memory::gate::{GateState, LeftAlone};
 use wideleaf_memory::host::Host as _;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop, SharedRecovery};
 use wideleaf_memory::region::RamRange;
@@ -16,6 +16,8 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{
     Budget, BudgetLimits, Gpa, GpaRange, Hva, Moment, Outcome, PageSize, PerTenThousand, Plan, Snapshot, VmId,
 };
+
+use crate::test_gate::TestGate;
 
 const RAM_AT: Hva = Hva::new(1 << 40);
 const WINDOWS: u64 = 8;
@@ -31,23 +33,6 @@ impl Policy for Undecided {
     fn plan(&mut self, _: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {}
 
     fn learn(&mut self, _: &Outcome) {}
-}
-
-/// A gate with the state and the events that a test sets.
-struct TestGate(Mutex<(GateState, Events)>);
-
-impl Gate for TestGate {
-    fn state(&self) -> GateState {
-        self.0.lock().0
-    }
-
-    fn keeps_holes(&self) -> Option<KeptHoles> {
-        None
-    }
-
-    fn events(&self, _: Moment) -> Events {
-        self.0.lock().1
-    }
 }
 
 struct Guest {

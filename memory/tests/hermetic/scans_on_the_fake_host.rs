@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
-use wideleaf_memory::gate::{Gate, GateState, KeptHoles, LeftAlone};
+use wideleaf_memory::gate::{GateState, LeftAlone};
 use wideleaf_memory::host::Host as _;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::region::RamRange;
@@ -20,28 +20,13 @@ use wideleaf_policies::{
     Snapshot, VmId,
 };
 
+use crate::test_gate::TestGate;
+
 const RAM_AT: Hva = Hva::new(1 << 40);
 const WINDOWS: u64 = 1000;
 const OF_WINDOW: Duration = Duration::from_micros(9);
 /// Time that a scan of all windows takes.
 const OF_ALL: Duration = Duration::from_millis(9);
-
-/// A gate with the state and the events that a test sets.
-struct TestGate(Mutex<(GateState, Events)>);
-
-impl Gate for TestGate {
-    fn state(&self) -> GateState {
-        self.0.lock().0
-    }
-
-    fn keeps_holes(&self) -> Option<KeptHoles> {
-        None
-    }
-
-    fn events(&self, _: Moment) -> Events {
-        self.0.lock().1
-    }
-}
 
 /// A policy that promotes the first small window of each tick, if there is one, as one with little to do.
 struct OneATick;

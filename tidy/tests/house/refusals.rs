@@ -1,7 +1,7 @@
 //! A program that refuses says first what it cannot do: "cannot X: why; do Y".
 //!
-//! Checked are the texts that the sources write into a `Failure` whose exit code means "not begun, or not written". A
-//! failure of the guest is a result, and has words of its own.
+//! The test reads the texts that the sources write into a `Failure` whose exit code means "not begun, or not written".
+//! A failure of the guest is a result, and has words of its own.
 
 use std::fmt::Write as _;
 
