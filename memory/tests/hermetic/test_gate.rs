@@ -1,4 +1,4 @@
-//! A gate of a guest whose state and events a test sets.
+//! A gate with the state and the events that a test sets.
 
 use parking_lot::Mutex;
 use wideleaf_memory::gate::{Gate, GateState, KeptHoles};
