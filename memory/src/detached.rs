@@ -534,7 +534,18 @@ impl Aside {
         }
     }
 
+    /// The first of these pages that a place still has, or their end.
+    fn next_held(&self, place: Place, pages: &Range<u16>) -> Result<u16, HostError> {
+        let held = self.mover.held(place)?;
+        let next = held.iter().find(|run| pages.start < run.end).map_or(pages.end, |run| run.start.max(pages.start));
+        Ok(next.min(pages.end))
+    }
+
     /// Moves pages of a window, in as many steps as that takes.
+    ///
+    /// A page that is at its target and no longer at its source was moved. Linux from 6.18 on does not count the pages
+    /// that it moves after it has waited for one (during its migration in a compaction, say), and then stops at them
+    /// (`move_pages` in mm/userfaultfd.c keeps the `EAGAIN` of the wait).
     fn move_pages(
         &self,
         from: Place,
@@ -544,21 +555,29 @@ impl Aside {
     ) -> Result<Unmoved, HostError> {
         let (mut stalls, mut unmoved) = (0, Unmoved::default());
         while !pages.is_empty() {
-            match self.mover.move_pages(from, to, pages.clone()) {
-                Ok(moved) => pages.start += moved.max(1),
-                Err(error) if error.source.raw_os_error() == Some(libc::EAGAIN) && stalls < STALLS_MAX => {
-                    stalls += 1;
-                    self.host.sleep(STALL_PAUSE);
+            let error = match self.mover.move_pages(from, to, pages.clone()) {
+                Ok(moved) => {
+                    pages.start += moved.max(1);
+                    continue;
                 }
-                Err(error) if refused == Refused::LeaveThePage => {
-                    unmoved.pages += 1;
-                    if unmoved.why.is_none() {
-                        unmoved.left = self.mover.held(from)?;
-                        unmoved.why = Some(error);
-                    }
-                    pages.start = unmoved.next_left(pages.start + 1).unwrap_or(pages.end);
+                Err(error) => error,
+            };
+            let errno = error.source.raw_os_error();
+            let next = if errno == Some(libc::EEXIST) { self.next_held(from, &pages)? } else { pages.start };
+            if next > pages.start {
+                pages.start = next;
+            } else if errno == Some(libc::EAGAIN) && stalls < STALLS_MAX {
+                stalls += 1;
+                self.host.sleep(STALL_PAUSE);
+            } else if refused == Refused::LeaveThePage {
+                unmoved.pages += 1;
+                if unmoved.why.is_none() {
+                    unmoved.left = self.mover.held(from)?;
+                    unmoved.why = Some(error);
                 }
-                Err(error) => return Err(error),
+                pages.start = unmoved.next_left(pages.start + 1).unwrap_or(pages.end);
+            } else {
+                return Err(error);
             }
         }
         Ok(unmoved)
@@ -762,6 +781,25 @@ mod tests {
         assert_eq!(held(), [1]);
         aside.serve().expect("nothing fails any more");
         assert_eq!((held(), aside.report().copied_pages), (vec![], 3));
+    }
+
+    #[test]
+    fn pages_that_the_kernel_moved_and_did_not_count_are_moved() {
+        for (uncounted, hole) in [(0..5, 0..0), (40..70, 200..300), (500..512, 0..0)] {
+            let mover = Arc::new(FakeMover::default());
+            mover.write(WINDOW, 0..hole.start);
+            mover.write(WINDOW, hole.end..512);
+            let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone(), Arc::default());
+            let present = || mover.held(Place::Guest(WINDOW)).expect("nothing fails").into_iter().flatten();
+            let before: Vec<u16> = present().collect();
+            mover.lose_count(Place::Guest(WINDOW), uncounted.clone());
+            aside.set_aside(WINDOW).expect("they have moved");
+            assert_eq!((present().count(), mover.pages_aside()), (0, before.len()));
+            mover.lose_count(Place::Aside(0), uncounted);
+            aside.bring_back(WINDOW).expect("they have moved");
+            assert!(mover.is_intact() && present().eq(before));
+            assert_eq!(aside.report().copied_pages, 0);
+        }
     }
 
     #[test]

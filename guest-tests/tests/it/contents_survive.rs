@@ -1,7 +1,10 @@
 //! No guest may lose a byte because the manager moves its memory. A guest that checks and rewrites every word of
 //! its RAM runs while its pages are promoted, its mappings split and recovered, again and again. Needs KVM.
 
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::{Needs, Policy, PolicyInfo, by_name};
@@ -190,6 +193,45 @@ fn anonymous_ram_survives_swaps_and_splitting_with_one_vcpu() {
 #[test]
 fn anonymous_ram_survives_swaps_and_splitting_with_two_vcpus() {
     swapped(2);
+}
+
+/// Compacts the host's memory again and again while this exists, so that pages are in migration when they are moved.
+struct Compacting {
+    ends: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Compacting {
+    /// Only root may write the file.
+    fn begin() -> io::Result<Compacting> {
+        let compact = || fs::write("/proc/sys/vm/compact_memory", "1");
+        compact()?;
+        let (ends, end) = channel();
+        let thread = thread::spawn(move || {
+            while end.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout) {
+                compact().unwrap();
+            }
+        });
+        Ok(Compacting { ends: Some(ends), thread: Some(thread) })
+    }
+}
+
+impl Drop for Compacting {
+    fn drop(&mut self) {
+        drop(self.ends.take());
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+#[test]
+fn anonymous_ram_is_swapped_while_the_kernel_compacts_memory() {
+    if !has_kvm() || !can_swap() {
+        return;
+    }
+    match Compacting::begin() {
+        Ok(_compacting) => shuttled_beside_samples(1, "swap", "collapse"),
+        Err(error) => println!("skipped: cannot compact the host's memory: {error}"),
+    }
 }
 
 #[test]

@@ -51,6 +51,8 @@ struct State {
     lost: Vec<Page>,
     /// Pages that cannot be moved from their place.
     pinned: BTreeSet<Page>,
+    /// Pages that the next move from their place does, and does not count.
+    uncounted: Option<(Place, Range<u16>)>,
     /// Pages that are not present until they are touched or moved.
     swapped: BTreeSet<Page>,
     pages_per_move: u16,
@@ -97,6 +99,7 @@ impl Default for FakeMover {
                 waiting: 0,
                 lost: Vec::new(),
                 pinned: BTreeSet::new(),
+                uncounted: None,
                 swapped: BTreeSet::new(),
                 pages_per_move: BASE_PAGES_PER_WINDOW,
                 may_be_huge: BTreeSet::new(),
@@ -172,6 +175,12 @@ impl FakeMover {
     /// Makes a page of this place immovable (`EBUSY`).
     pub fn pin(&self, place: Place, page: u16) {
         self.state().pinned.insert((place, page));
+    }
+
+    /// Makes the next move of these pages end before them with `EEXIST`, although it moves them: like Linux 6.18 after
+    /// a wait for the first of them.
+    pub fn lose_count(&self, from: Place, pages: Range<u16>) {
+        self.state().uncounted = Some((from, pages));
     }
 
     /// Swaps out written pages of a window.
@@ -374,6 +383,9 @@ impl State {
     }
 
     fn move_page(&mut self, from: Page, to: Page) -> Result<(), i32> {
+        if let Some((_, pages)) = self.uncounted.take_if(|(place, pages)| (*place, pages.start) == from) {
+            pages.for_each(|page| self.move_page((from.0, page), (to.0, page)).expect("nothing is in its way"));
+        }
         if self.pages.get(to).is_some() {
             return Err(libc::EEXIST);
         }
