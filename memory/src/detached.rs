@@ -543,9 +543,9 @@ impl Aside {
 
     /// Moves pages of a window, in as many steps as that takes.
     ///
-    /// A page that is at its target and no longer at its source was moved. Linux from 6.18 on does not count the pages
-    /// that it moves after it has waited for one (during its migration in a compaction, say), and then stops at them
-    /// (`move_pages` in mm/userfaultfd.c keeps the `EAGAIN` of the wait).
+    /// A page that is at its target and no longer at its source was moved. Linux 6.18 does not count the pages that it
+    /// moves after it has waited for one (in migration, say), and then stops at them (`move_pages` in
+    /// mm/userfaultfd.c keeps the `EAGAIN` of the wait).
     fn move_pages(
         &self,
         from: Place,
