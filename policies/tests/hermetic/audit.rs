@@ -13,7 +13,7 @@ use wideleaf_policies::{
     VmSnapshot,
 };
 
-use crate::scenarios::{Desk, HOT, samples, vm_with};
+use crate::drawn::{Desk, HOT, samples, vm_with};
 
 /// Time between two plans.
 const TICK: Duration = Duration::from_millis(10);

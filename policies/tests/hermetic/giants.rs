@@ -14,7 +14,7 @@ use wideleaf_policies::{
     PolicyChoice, SampleQuality, Snapshot, VmId, VmSnapshot, WindowIndex,
 };
 
-use crate::scenarios::{Desk, HOT, IDLE, samples, seconds, vm_with};
+use crate::drawn::{Desk, HOT, IDLE, samples, seconds, vm_with};
 
 const GIANT: &str = "auto:giant=1";
 

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod audit;
+mod auto;
+mod drawn;
 mod geometry;
 mod giants;
 mod invariants;
@@ -10,5 +12,6 @@ mod nodes;
 mod purity;
 mod readme;
 mod recording;
+mod reservations;
 mod scarcity;
 mod scenarios;

@@ -15,7 +15,7 @@ use wideleaf_policies::{
     OutcomeResult, PageSize, Refusal, SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
-use crate::scenarios::{Desk, HOT, IDLE, PROOF, promote, samples, seconds, vm_with};
+use crate::drawn::{Desk, HOT, IDLE, PROOF, promote, samples, seconds, vm_with};
 
 /// A host with 100 GiB, of which `gibibytes` are in use: short from 85 on, and until there are fewer than 70.
 fn used(gibibytes: u64, vm: VmSnapshot) -> Snapshot {

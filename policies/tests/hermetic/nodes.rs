@@ -16,7 +16,7 @@ use wideleaf_policies::{
     WindowIndex, WindowNode,
 };
 
-use super::scenarios::{samples, seconds, vm_with};
+use crate::drawn::{samples, seconds, vm_with};
 
 const HERE: NodeId = NodeId(0);
 const THERE: NodeId = NodeId(1);

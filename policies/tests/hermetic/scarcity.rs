@@ -14,7 +14,7 @@ use wideleaf_policies::{
     PerTenThousand, Refusal, SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
-use crate::scenarios::{Desk, HOT, IDLE, PROOF, promote, samples, seconds, vm_with};
+use crate::drawn::{Desk, HOT, IDLE, PROOF, promote, samples, seconds, vm_with};
 
 /// Cycles per second that a hot window saves, less one page of bloat.
 const SAVED: u64 = 170_000 * 511 / 512 * 20 - 1000;
