@@ -16,13 +16,14 @@
 //! is added or replaced by a JSON patch (RFC 6902) with `test` operations, which make it fail if the object has
 //! changed.
 
+mod node;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject};
@@ -30,19 +31,16 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
+use self::node::NodeState;
 use crate::counters::Counters;
 use crate::details::{Details, STATUS};
-use crate::figures::{Figures, RESOURCE, label_names};
-use crate::objects::{Identity, VMI_API, VMI_KIND, quantity_bytes, vmi_resource};
+use crate::objects::{Identity, VMI_API, VMI_KIND, vmi_resource};
 use crate::reason::with_causes;
 use crate::verdict::{CONDITION, Verdict};
 use crate::{MANAGER, PREFIX};
 
 /// Least time between two writes to an object with a condition that keeps its status.
 const OBJECT_EVERY: Duration = Duration::from_secs(30);
-
-/// Least time between two writes to the node.
-const NODE_EVERY: Duration = Duration::from_secs(60);
 
 /// Interval between looks at an object or a node that had no news: another writer may have removed what was written.
 const LOOK_EVERY: Duration = Duration::from_secs(300);
@@ -225,24 +223,6 @@ impl Published {
             };
         before.status != verdict.status || is_news && since >= OBJECT_EVERY || since >= LOOK_EVERY
     }
-}
-
-/// State of the node's writes.
-#[derive(Debug, Default)]
-struct NodeState {
-    figures: Option<Figures>,
-    /// What the node had at the latest look.
-    seen: Option<Figures>,
-    looked_at: Option<Instant>,
-    written_at: Option<Instant>,
-    /// Whether the kubelet has still to copy what was written.
-    is_copy_expected: bool,
-    are_labels_left: bool,
-    is_capacity_left: bool,
-    is_allocatable_left: bool,
-    /// Rests after failures. Those of objects do not count, so that the node has its turn.
-    rest: Rest,
-    complaint: Option<String>,
 }
 
 /// Pauses of writes while the API server fails.
@@ -484,18 +464,6 @@ impl Publisher {
         self.say_left(target.kind.word(), &target.reference(), &name, &format!("{field} is"), why).await;
     }
 
-    /// Says once that fields of the node belong to another writer. `uid`: that of the node's object.
-    async fn leave_of_node(&self, uid: &str, fields: &str, why: &str) {
-        let about = ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some("Node".into()),
-            name: Some(self.node.clone()),
-            uid: Some(uid.to_owned()),
-            ..ObjectReference::default()
-        };
-        self.say_left("node", &about, &format!("node {}", self.node), fields, why).await;
-    }
-
     async fn say_left(&self, word: &'static str, about: &ObjectReference, name: &str, fields: &str, why: &str) {
         self.counters.write(word, "conflict");
         let note = format!("{fields} left to the other writer: {why}");
@@ -520,137 +488,6 @@ impl Publisher {
             }
         }
     }
-
-    /// Writes the node's figures where that is due.
-    pub async fn node(&mut self, promotable: &wideleaf_control::view::PromotableView, held: u64, now: Instant) {
-        let state = &mut self.of_node;
-        let figures = Figures::after(state.figures.as_ref().or(state.seen.as_ref()), promotable, held);
-        state.figures = Some(figures);
-        let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at));
-        let is_write_due = is_new_to(state) && since(state.written_at).is_none_or(|since| since >= NODE_EVERY);
-        let look_every = if state.is_copy_expected { NODE_EVERY } else { LOOK_EVERY };
-        let is_look_due = since(state.looked_at).is_none_or(|since| since >= look_every);
-        let is_left = state.are_labels_left && state.is_capacity_left;
-        if is_left || !(is_write_due || is_look_due) || !state.rest.is_over(now) {
-            return;
-        }
-        let mut state = std::mem::take(&mut self.of_node);
-        match self.write_node(&mut state, promotable, held, now).await {
-            Ok(()) => {
-                self.answered();
-                (state.complaint, state.rest) = (None, Rest::default());
-            }
-            Err(ApiError::Down(error)) => {
-                self.failed(&error);
-                state.rest.begin(now);
-            }
-            Err(error) => {
-                self.answered();
-                match error {
-                    ApiError::Failed(_) => state.rest.begin(now),
-                    _ => (state.looked_at, state.written_at) = (Some(now), Some(now)),
-                }
-                complain(&mut state.complaint, &format!("node {}", self.node), &error);
-            }
-        }
-        self.of_node = state;
-    }
-
-    async fn write_node(
-        &self,
-        state: &mut NodeState,
-        promotable: &wideleaf_control::view::PromotableView,
-        held: u64,
-        now: Instant,
-    ) -> Result<(), ApiError> {
-        let api = Api::<Node>::all(self.client.clone());
-        let node = called(api.get(&self.node)).await?;
-        if state.looked_at.is_none() {
-            // Figures that an earlier agent has published are held as if they were this one's.
-            state.figures = Some(Figures::after(figures_of(&node).as_ref(), promotable, held));
-        }
-        state.looked_at = Some(now);
-        let Some(figures) = state.figures.clone() else { return Ok(()) };
-        let uid = node.uid().unwrap_or_default();
-        let apply = PatchParams::apply(MANAGER);
-        let body = |metadata: Value, rest: &Value| {
-            let mut body = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node, "uid": uid}});
-            merge(&mut body["metadata"], &metadata);
-            merge(&mut body, rest);
-            body
-        };
-        let mut has_written = false;
-        let has = |(name, gib): (&&str, &u64)| node.labels().get(*name) == Some(&gib.to_string());
-        if !state.are_labels_left && !figures.labels.iter().all(has) {
-            let labels: BTreeMap<&str, String> =
-                figures.labels.iter().map(|(name, gib)| (*name, gib.to_string())).collect();
-            let body = body(json!({"labels": labels}), &json!({}));
-            match called(api.patch(&self.node, &apply, &Patch::Apply(&body))).await {
-                Ok(_) => has_written = true,
-                Err(ApiError::Owned(why)) => {
-                    state.are_labels_left = true;
-                    self.leave_of_node(&uid, "labels are", &why).await;
-                }
-                Err(error) => return Err(self.counted("node", error)),
-            }
-        }
-        let status = node.status.clone().unwrap_or_default();
-        let wanted = figures.huge_gib.to_string();
-        let has = |of: &Option<BTreeMap<String, Quantity>>| {
-            let quantity = of.as_ref().and_then(|of| of.get(RESOURCE));
-            // The API server writes 1000 as `1k`.
-            quantity.is_some_and(|quantity| quantity_bytes(&quantity.0) == Some(figures.huge_gib))
-        };
-        let (is_capacity, is_allocatable) = (has(&status.capacity), has(&status.allocatable));
-        // A kubelet copies the capacity within some seconds. Where it has not done so since the last write, or there is
-        // none, the agent writes both.
-        let has_kubelet = status.node_info.as_ref().is_some_and(|info| !info.kubelet_version.is_empty());
-        let is_both = (!has_kubelet || is_capacity && !is_allocatable) && !state.is_allocatable_left;
-        state.is_copy_expected = false;
-        if !state.is_capacity_left && (!is_capacity || is_both && !is_allocatable) {
-            state.is_copy_expected = !is_both && !state.is_allocatable_left;
-            let capacity = json!({RESOURCE: wanted});
-            let both = json!({"status": {"capacity": capacity, "allocatable": capacity}});
-            let alone = json!({"status": {"capacity": capacity}});
-            let write = async |rest: &Value| {
-                let body = body(json!({}), rest);
-                called(api.patch_status(&self.node, &apply, &Patch::Apply(&body))).await
-            };
-            let mut written = write(if is_both { &both } else { &alone }).await;
-            if let (Err(ApiError::Owned(why)), true) = (&written, is_both) {
-                state.is_allocatable_left = true;
-                self.leave_of_node(&uid, &format!("{RESOURCE} of allocatable is"), why).await;
-                written = write(&alone).await;
-            }
-            match written {
-                Ok(_) => has_written = true,
-                Err(ApiError::Owned(why)) => {
-                    (state.is_capacity_left, state.is_copy_expected) = (true, false);
-                    self.leave_of_node(&uid, &format!("{RESOURCE} is"), &why).await;
-                }
-                Err(error) => return Err(self.counted("node", error)),
-            }
-        }
-        if has_written {
-            state.written_at = Some(now);
-        }
-        self.counters.write("node", if has_written { "done" } else { "same" });
-        state.seen = Some(figures);
-        Ok(())
-    }
-}
-
-/// Whether the node does not have the figures yet, as far as the agent knows.
-fn is_new_to(state: &NodeState) -> bool {
-    state.figures != state.seen
-}
-
-/// Figures that a node has, where it has all of them.
-fn figures_of(node: &Node) -> Option<Figures> {
-    let label = |name: &'static str| Some((name, node.labels().get(name)?.parse().ok()?));
-    let labels = label_names().map(label).collect::<Option<BTreeMap<_, _>>>()?;
-    let huge_gib = quantity_bytes(&node.status.as_ref()?.capacity.as_ref()?.get(RESOURCE)?.0)?;
-    Some(Figures { labels, huge_gib })
 }
 
 /// Logs a refusal once.

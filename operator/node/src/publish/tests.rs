@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::annotations::Requested;
+use crate::figures::RESOURCE;
 use crate::matching::tests::{guest, identity};
 use crate::testing::FakeApi;
 use wideleaf_control::view::{BackingView, PromotableView, VmView};
