@@ -13,7 +13,9 @@ use wideleaf_snapshot::{Files, Layer, Opened};
 
 const PAGE: usize = 4096;
 const WINDOW: usize = 512 * PAGE;
+/// Length of the header of `docs/snapshot-format.md` before the ranges of RAM, in bytes.
 const FIXED: usize = 88;
+/// Length of the record of a window in its table, in bytes.
 const RECORD: usize = 148;
 /// Length of `memory`: pages of the first windows can be read.
 const MEMORY_BYTES: u64 = 4 << 20;

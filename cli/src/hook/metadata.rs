@@ -1,7 +1,6 @@
 //! What a domain's metadata say about its memory: settings for wideleafd, and whether its start may grow the hugetlb
 //! pool. Reading touches nothing and never fails: what is not understood is a mistake, in words for the operator.
 //!
-//!
 //! ```xml
 //! <metadata>
 //!   <wideleaf:memory xmlns:wideleaf="urn:wideleaf:memory:1" policy="auto" guarantee="95%" pool="yes"/>

@@ -15,14 +15,15 @@ use wideleaf_policies::NodeSet;
 pub(crate) struct Placed {
     /// Nodes to which all of the memory is bound; `None`: it may be anywhere.
     pub bound_to: Option<NodeSet>,
-    /// Whether each part has a place that nothing may change: parts differ, or take turns.
+    /// Whether they say where each page lies, so that managers have no choice: they differ, or pages interleave.
     pub fixes_nodes: bool,
     /// The policies, a sentence for each backend, where they are not one bound set.
     pub sentences: Vec<String>,
 }
 
 impl Placed {
-    /// Of these backends, by name; the same one may come several times.
+    /// The placement by the policies of these backends, each with its name. One may come several times, as for RAM in
+    /// several pieces.
     pub fn of<'a>(backends: impl Iterator<Item = (&'a str, Option<NodePolicy>)>) -> Placed {
         let mut known: Vec<(&str, Option<NodePolicy>)> = Vec::new();
         for backend in backends {
@@ -36,12 +37,12 @@ impl Placed {
         let bound: Option<Vec<NodeSet>> = policies().map(bound_nodes).collect();
         let bound_to = bound.map(|sets| sets.iter().fold(NodeSet::EMPTY, |all, nodes| all.union(nodes)));
         let takes_turns = first.is_some_and(|policy| policy.mode == MemoryMode::Interleave);
-        let is_told = is_one && bound_to.is_some();
+        let is_one_bound_set = is_one && bound_to.is_some();
         let sentence = |(name, policy): &(&str, Option<NodePolicy>)| policy.map(|policy| sentence(name, &policy));
         Placed {
             bound_to,
             fixes_nodes: !is_one || takes_turns,
-            sentences: known.iter().filter(|_| !is_told).filter_map(sentence).collect(),
+            sentences: known.iter().filter(|_| !is_one_bound_set).filter_map(sentence).collect(),
         }
     }
 }

@@ -1,7 +1,9 @@
-//! A cgroup (v2) that a run makes. It is removed however the process ends (`path.rs`).
+//! The cgroup (v2) of `wideleaf run --cgroup`: the process joins it, and makes it where it is missing. At the end the
+//! process returns to its former cgroup and removes the one that it made. A child removes it where the process is
+//! killed ([`HeldPath`]).
 //!
-//! The process returns to its former cgroup through a file that it opened before its sandbox: the kernel checks the
-//! rights of the process that opened it (cgroup-v2, "Delegation Containment").
+//! The way back is a file that the process opened before its sandbox: the kernel checks the rights of the process that
+//! opened it (cgroup-v2, "Delegation Containment").
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -14,13 +16,14 @@ use super::path::HeldPath;
 use crate::failure::Failure;
 use crate::guards::Noted;
 
-/// File through which a process joins a cgroup.
+/// File of a cgroup through which a process joins it.
 const PROCESSES: &str = "cgroup.procs";
 
 /// File with the mounts of this process.
 const MOUNTS: &str = "/proc/self/mounts";
 
-const NONE: &str = "no cgroup2 is mounted here";
+/// Why no cgroup can be joined on a host with version 1 alone.
+const NOT_MOUNTED: &str = "no cgroup2 is mounted here";
 
 /// The cgroup that this process is in until this is dropped.
 #[derive(Debug)]
@@ -38,32 +41,34 @@ impl HeldCgroup {
     /// # Errors
     /// [`Failure::Host`] in one line; nothing is made then.
     pub fn join(path: &Path) -> Result<HeldCgroup, Failure> {
-        let said =
+        let refused =
             |why: &dyn std::fmt::Display| Failure::Host(format!("cannot use --cgroup {}: {why}", path.display()));
-        let mounts = fs::read_to_string(MOUNTS).map_err(|error| said(&error))?;
-        let root = mounted_at(&mounts).ok_or_else(|| said(&format_args!("{NONE}; mount one, or omit --cgroup")))?;
+        let mounts = fs::read_to_string(MOUNTS).map_err(|error| refused(&error))?;
+        let root =
+            mounted_at(&mounts).ok_or_else(|| refused(&format_args!("{NOT_MOUNTED}; mount one, or omit --cgroup")))?;
         let folder = root.join(path);
         if !folder.starts_with(&root) || folder.components().any(|part| part.as_os_str() == "..") {
-            return Err(said(&format_args!(
+            return Err(refused(&format_args!(
                 "it is not a cgroup: cgroups (v2) are in {}; name one of them",
                 root.display()
             )));
         }
-        let here = fs::read_to_string("/proc/self/cgroup").map_err(|error| said(&error))?;
+        let here = fs::read_to_string("/proc/self/cgroup").map_err(|error| refused(&error))?;
         let here = here.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-        let before = open(&root.join(here)).map_err(|error| said(&format_args!("cannot return from it: {error}")))?;
+        let before =
+            open(&root.join(here)).map_err(|error| refused(&format_args!("cannot return from it: {error}")))?;
         let holder = match fs::create_dir(&folder) {
             Ok(()) => Some(HeldPath::hold(&folder).map_err(|error| {
                 let _ = fs::remove_dir(&folder);
-                said(&error)
+                refused(&error)
             })?),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
-            Err(error) => return Err(said(&format_args!("cannot make it: {error}"))),
+            Err(error) => return Err(refused(&format_args!("cannot make it: {error}"))),
         };
         // From here on dropping it removes the new cgroup.
         let held = HeldCgroup { before, holder, _noted: Noted::taken("cgroup") };
         let joined = open(&folder).and_then(|mut processes| processes.write_all(b"0"));
-        joined.map_err(|error| said(&format_args!("cannot join it: {error}")))?;
+        joined.map_err(|error| refused(&format_args!("cannot join it: {error}")))?;
         Ok(held)
     }
 }
@@ -86,7 +91,7 @@ fn has_limit(root: &Path, here: &str) -> bool {
 /// The doctor's row for `--cgroup`.
 pub fn cgroups() -> Capability {
     let found = fs::read_to_string(MOUNTS).map_err(|error| format!("{MOUNTS}: {error}")).and_then(|mounts| {
-        let root = mounted_at(&mounts).ok_or(NONE)?;
+        let root = mounted_at(&mounts).ok_or(NOT_MOUNTED)?;
         let why_not = |errno| format!("{}: this user cannot make a cgroup there: {errno}", root.display());
         access(&root, AccessFlags::W_OK).map_err(why_not)?;
         Ok(root.display().to_string())

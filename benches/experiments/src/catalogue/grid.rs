@@ -40,11 +40,11 @@ const MACHINES: [(&str, &str); 4] = [
 ];
 const FOOTPRINTS_GIB: [u64; 3] = [1, 8, 64];
 const PAGES: [&str; 3] = ["4k", "2m", "1g"];
-/// Word for the host's page of a process.
+/// Host's page of a process in the file: it has no second dimension.
 const NO_HOST: &str = "none";
-/// Warmed memory of a case; the warming needs at least one window.
+/// Memory of the host that is warmed before a case, in MiB: simulations need none, and warming at least one window.
 const SIMULATED_MIB: u64 = 2;
-/// Duration of a simulation on one thread of an EPYC: all 720 took 95 s.
+/// Duration of one simulation on one thread of an EPYC, in seconds: all 720 took 95 s.
 const SECONDS: f64 = 0.13;
 /// Figures of all cells, made by `benches/grid`.
 const FIGURES: &str = include_str!("../../../data/grid.csv");
@@ -149,7 +149,7 @@ struct Figure {
     counted_misses: f64,
 }
 
-/// Row of the file.
+/// Row of [`FIGURES`].
 #[derive(Deserialize)]
 struct Row {
     program: String,

@@ -14,10 +14,10 @@ use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use wideleaf_measure::statistics::Comparison;
 
-/// Difference between two savings from which a row is named, in percent of the time.
+/// Difference between the savings of a guest and of the process from which the text names it, in percent of the time.
 const NAMED_FROM_PERCENT: f64 = 3.0;
 
-/// The arms for a publication with these mechanisms, first the one on base pages.
+/// How guests run for a publication with these mechanisms, an arm each: first on base pages.
 fn ways(mechanisms: &[InGuest]) -> Vec<InGuest> {
     let mut ways = [&[InGuest::Never][..], mechanisms, &[InGuest::Auto]].concat();
     if !mechanisms.contains(&InGuest::Hugetlb) {
