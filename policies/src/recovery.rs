@@ -90,8 +90,8 @@ pub struct RecoveryLimits {
 }
 
 impl Default for RecoveryLimits {
-    /// Twice the budget for at most half a minute: with the default budget a whole core, which brings back 4 GiB
-    /// within five seconds.
+    /// Twice the budget for at most half a minute: with the default budget a whole core, more than the part of the time
+    /// for which windows may be out of reach lets a recovery use.
     fn default() -> RecoveryLimits {
         RecoveryLimits { burst: 2, longest: Duration::from_secs(30) }
     }

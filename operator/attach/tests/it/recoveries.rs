@@ -15,8 +15,9 @@ use wideleaf_attach::{Places, VmProcess};
 use wideleaf_control::view::RecoveriesView;
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host as _};
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_policies::units::{kib, mib};
-use wideleaf_policies::{Hva, PageSize, PolicyChoice};
+use wideleaf_policies::{Bytes, Hva, PageSize, PolicyChoice};
 use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 
 use crate::qemu::{Guest, can_run, eventually, listens};
@@ -153,7 +154,7 @@ fn seconds_until_a_guest_is_large_again() {
     let folder = tempfile::tempdir().unwrap();
     let monitor = folder.path().join("second");
     let gib: u64 = std::env::var("GIB").map_or(1, |number| number.parse().expect("GIB is a number"));
-    let (memory, in_use) = (mib(gib * 1024 + 176), mib(gib * 1024));
+    let (memory, in_use) = (with_room_for(gib), mib(gib * 1024));
     let kernel = format!("pattern bytes={gib}G seconds=3600");
     let mut setup = QemuSetup::new("recovery", memory, QemuRam::Anonymous, &kernel);
     setup.more = vec!["-qmp".into(), format!("unix:{},server=on,wait=off", monitor.display())];
@@ -165,6 +166,7 @@ fn seconds_until_a_guest_is_large_again() {
     let disturb = || {
         tell(&monitor, &[json!({ "execute": "stop" })]);
         split_all_of(guest.pid(), &process);
+        warm_host_memory(in_use).unwrap();
         tell(&monitor, &[json!({ "execute": "cont" })]);
         Instant::now()
     };
@@ -174,11 +176,12 @@ fn seconds_until_a_guest_is_large_again() {
         for round in 1..=5 {
             let before = speed(&guest, Duration::from_secs(4));
             disturb();
-            let [first, second] = [(); 2].map(|()| speed(&guest, Duration::from_secs(4)));
+            let [first, second] = [(); 2].map(|()| speed(&guest, Duration::from_secs(4)) / before);
             println!(
-                "round {round}: {} MiB large 8 s after cont; speed {before:.3e} before, {first:.3e} in the first 4 s, \
-                 {second:.3e} in the next",
-                large() >> 20
+                "round {round}: {} MiB large 8 s after cont; load {}; speed {before:.3e} before, {first:.2} of it in \
+                 the first 4 s, {second:.2} in the next",
+                large() >> 20,
+                load(),
             );
         }
         let began = disturb();
@@ -193,21 +196,32 @@ fn seconds_until_a_guest_is_large_again() {
     attached.set_policy(policy(SLOW)).unwrap();
     for round in 1..=5 {
         let before = speed(&guest, Duration::from_secs(4));
-        let done = recoveries(&attached, "stop").map_or(0, |of| of.done);
+        let so_far = recoveries(&attached, "stop").unwrap_or_default();
+        let unavailable = attached.view().work.unwrap().unavailable.sum_s;
         tell(&monitor, &[json!({ "execute": "stop" })]);
         eventually("the stop is seen", || attached.is_in_event());
         split_all_of(guest.pid(), &process);
         let small = large();
+        warm_host_memory(in_use).unwrap();
         tell(&monitor, &[json!({ "execute": "cont" })]);
-        let [first, second] = [(); 2].map(|()| speed(&guest, Duration::from_secs(4)));
-        eventually("the recovery", || recoveries(&attached, "stop").is_some_and(|of| of.done > done));
-        let of = recoveries(&attached, "stop").unwrap();
+        let first = pages_rewritten(&guest).len();
+        let is_over = |of: RecoveriesView| of.done + of.cut_off > so_far.done + so_far.cut_off;
+        eventually("the recovery", || recoveries(&attached, "stop").is_some_and(is_over));
+        let (of, work) = (recoveries(&attached, "stop").unwrap(), attached.view().work.unwrap());
+        let took = of.last_s.unwrap_or(f64::INFINITY);
         println!(
-            "round {round}: {} MiB large after the split; 99 % {:.2} s after cont; speed {before:.3e} before, \
-             {first:.3e} in the first 4 s, {second:.3e} in the next; {:?}",
+            "round {round}: {} MiB large after the split; 99 % {took:.2} s after cont; load {}; speed {before:.3e} \
+             before, {:.2} of it meanwhile, {:.2} after; out of reach {:.3} s in all, p50 {:.2} ms, p99 {:.2} ms so \
+             far; {} refusals of the budget so far; {} cut off",
             small >> 20,
-            of.last_s.unwrap(),
-            attached.view().work.unwrap().unavailable,
+            load(),
+            speed_from(&guest, first, took) / before,
+            speed(&guest, Duration::from_secs(4)) / before,
+            work.unavailable.sum_s - unavailable,
+            work.unavailable.median_s * 1e3,
+            work.unavailable.p99_s * 1e3,
+            work.budget_refusals,
+            of.cut_off,
         );
     }
     assert_eq!(guest.said().complaint, None);
@@ -224,21 +238,29 @@ fn seconds_until_a_guest_is_large_after_a_postcopy() {
     let gib: u64 = std::env::var("GIB").map_or(1, |number| number.parse().expect("GIB is a number"));
     let target = mib(gib * 1024).get() / 100 * 99;
     for round in 1..=3 {
-        let moving = Postcopy::start(mib(gib * 1024 + 176), &format!("pattern bytes={gib}G seconds=3600"));
+        let moving = Postcopy::start(with_room_for(gib), &format!("pattern bytes={gib}G seconds=3600"));
         let process = find::with_pid(&Places::default(), moving.target.pid()).unwrap();
         let settings = Settings { policy: policy(SLOW), qmp: Some(moving.target.qmp()), ..Settings::default() };
         let attached = Attached::start(process, settings).unwrap();
+        warm_host_memory(mib(gib * 1024)).unwrap();
         moving.finish();
         let over = Instant::now();
         eventually("huge pages", || huge(&attached) >= target);
         println!(
-            "round {round}: 99 % large at most {:.2?} after the end; {:?}; {:?}",
+            "round {round}: 99 % large at most {:.2?} after the end; load {}; {:?}; {:?}",
             over.elapsed(),
+            load(),
             attached.view().work.unwrap().recoveries,
             attached.view().work.unwrap().unavailable,
         );
         assert_eq!(moving.target.said().complaint, None);
     }
+}
+
+/// RAM of a guest that uses this number of gibibytes. The guest uses one range, and the machine has 3 GiB below 4 GiB
+/// and the rest above. Unused RAM has no host memory.
+fn with_room_for(gib: u64) -> Bytes {
+    mib((gib + 3) * 1024 + 176)
 }
 
 fn split_all_of(pid: u32, process: &VmProcess) {
@@ -250,9 +272,41 @@ fn split_all_of(pid: u32, process: &VmProcess) {
     }
 }
 
-/// Words per second over a time.
+/// Processes that ran or waited for a processor, on average over the latest minute.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap();
+    text.split(' ').next().unwrap().to_owned()
+}
+
+/// Pages that the guest rewrote in a second, over a time from now on.
 fn speed(guest: &QemuGuest, time: Duration) -> f64 {
-    let first = guest.said().marks.len().saturating_sub(1);
+    let first = pages_rewritten(guest).len();
     std::thread::sleep(time);
-    guest.said().rate_from(first).unwrap_or_default()
+    speed_from(guest, first, f64::INFINITY)
+}
+
+/// Pages that the guest rewrote in a second, from its line with this number on, within this time of its clock.
+fn speed_from(guest: &QemuGuest, first: usize, seconds: f64) -> f64 {
+    let (lines, hz) = (pages_rewritten(guest), guest.said().tsc_hz as f64);
+    let begin = lines[first];
+    let last = lines[first..].iter().take_while(|(tsc, _)| (tsc - begin.0) as f64 <= seconds * hz).last();
+    let last = last.expect("the first line is one of them");
+    (last.1 - begin.1) as f64 / ((last.0 - begin.0) as f64 / hz)
+}
+
+/// Ticks of the guest's clock, with the pages that it had rewritten by then: several lines a second.
+fn pages_rewritten(guest: &QemuGuest) -> Vec<(u64, u64)> {
+    let (mut passes, mut seen) = (0, Vec::new());
+    for line in &guest.said().lines {
+        let number = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
+        let (Some(tsc), Some(done), Some(total)) = (number("tsc="), number("done="), number("total=")) else {
+            continue;
+        };
+        if line.contains("phase=pass ") {
+            passes = done;
+        } else if line.contains("phase=pages ") {
+            seen.push((tsc, passes * total + done));
+        }
+    }
+    seen
 }
