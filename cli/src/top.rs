@@ -55,7 +55,7 @@ A map has a letter per window of 2 MiB, or per power of two of them: 4, 2 and 1 
 (4 KiB, 2 MiB, 1 GiB), s if KVM maps a large page in 4 KiB, + for a mix, and its heat from 0 to 9 if a sensor measures
 it. Other columns have its state, the reason why it is not large, the time until it is tried again, KVM's mapping, the
 guest's own page, the age of the heat, and the NUMA node if there are several. A note below the map has the reason for
-each ?.
+each ?, and its title the time since the latest scan of all windows.
 
 Examples:
   All VMs, every second:

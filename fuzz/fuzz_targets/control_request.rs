@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use wideleaf_control::protocol::{Envelope, Request};
 use wideleaf_daemon::config::Config;
-use wideleaf_daemon::peer::is_reading;
+use wideleaf_daemon::permissions::is_reading;
 use wideleaf_daemon::server::decode;
 
 fuzz_target!(|line: &[u8]| {

@@ -57,6 +57,17 @@ pub trait Host: Send + Sync {
     /// CPU time that the calling thread has used.
     fn thread_cpu_time(&self) -> std::time::Duration;
 
+    /// CPU time that all threads of this process have used; `None` where
+    /// [`Host::sleep_until_process_used`] cannot wait for it.
+    fn process_cpu_time(&self) -> Option<std::time::Duration> {
+        None
+    }
+
+    /// Waits until the threads of this process have used that CPU time. Returns `false` where that is not possible.
+    fn sleep_until_process_used(&self, _cpu_time: std::time::Duration) -> bool {
+        false
+    }
+
     /// Gives advice about a range.
     ///
     /// # Errors

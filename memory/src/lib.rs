@@ -29,6 +29,7 @@
 //! | [`khugepaged`] | `/sys/kernel/mm/transparent_hugepage/khugepaged` | root |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`walk_cost`] | `/proc/cpuinfo`, KVM's module parameters, a file of `wideleaf tlbcost --save` | none |
+//! | [`allocator`] | none: `mallopt(3)` of the C library | none |
 //! | [`warming`] | `madvise(2)`: memory made fast before a measurement | none |
 //! | [`numa::host`] | `/sys/devices/system/node`, `/proc/self/status` | none |
 //! | [`numa::placement`] | `mbind(2)`, `set_mempolicy(2)`, `get_mempolicy(2)` | none |
@@ -96,6 +97,7 @@ pub use region::{GuestRam, RamRange};
 pub use reserved_frames::{ReservedFrames, ReservedFramesReport};
 pub use restore::{RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow};
 pub use second_level::{Paging, SecondLevel};
+pub use sys::allocator;
 pub use sys::cached_pages::cached_pages;
 
 /// The example in the repository's README compiles.

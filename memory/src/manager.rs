@@ -8,7 +8,7 @@
 //!        │ check    host backing of that window at once (in the actuator),  │
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
-//!   when the next one comes: pacing.rs, and scans all windows: latest_scan.rs
+//!   when the next one comes: pacing.rs, quiet.rs, and scans all windows: latest_scan.rs
 //!   what readers see: live.rs, report.rs      its thread: thread.rs
 //! ```
 //!
@@ -55,6 +55,7 @@ mod mechanisms;
 mod node_sight;
 mod nodes;
 mod pacing;
+mod quiet;
 mod reach;
 mod recoveries;
 mod recovering;
@@ -85,7 +86,8 @@ use node_sight::HostSight;
 use pacing::{Overhead, PULSE, Pace};
 pub use reach::{OutOfReach, OutOfReachError};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
-pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
+pub use report::{KvmCheck, ManagerReport, Sample};
+use report::{SAMPLES_KEPT, SAMPLES_KEPT_OUTSIDE};
 use sampling::{SharedAccess, Wish, Wishes};
 pub use sensor_cost::{SensorCost, SensorCosts};
 use steering::Steering;
@@ -102,7 +104,8 @@ pub struct ManagerConfig {
     pub tick_shortest: Duration,
     /// Time to the next tick after a long time without work.
     pub tick_longest: Duration,
-    /// Interval at which the loop checks between ticks whether memory came into use; `None`: only ticks check.
+    /// Interval at which the loop checks between ticks whether memory came into use; `None`: only ticks check. While
+    /// the loop's own process, with a guest in it, hardly runs, there are no such checks.
     pub pulse: Option<Duration>,
     /// Maximum number of threads that copy windows at the same time; fewer when the budget has less work.
     pub copy_threads: u16,
@@ -118,6 +121,8 @@ pub struct ManagerConfig {
     /// Bounds on a thread of the loop's own that makes free blocks of 2 MiB while windows wait for them; `None`: there
     /// is no such thread, and huge pages come from the host as it is.
     pub supply: Option<SupplyRules>,
+    /// Maximum number of samples of each VM in the report. When it is reached, every second one is dropped.
+    pub samples_kept: usize,
 }
 
 impl Default for ManagerConfig {
@@ -135,6 +140,7 @@ impl Default for ManagerConfig {
             out_of_reach: OutOfReach::default(),
             given_back: GivenBackRules::default(),
             supply: None,
+            samples_kept: SAMPLES_KEPT,
         }
     }
 }
@@ -146,6 +152,7 @@ impl ManagerConfig {
         ManagerConfig {
             tick_longest: Duration::from_secs(10),
             pulse: Some(Duration::from_secs(2)),
+            samples_kept: SAMPLES_KEPT_OUTSIDE,
             ..ManagerConfig::default()
         }
     }

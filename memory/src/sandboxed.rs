@@ -16,7 +16,8 @@ use crate::sys::userfaultfd;
 /// Kinds of work of this crate's threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadWork {
-    /// The manager's loop. The threads that copy windows and move giants inherit its rights and do not call the hook.
+    /// The manager's loop. The threads that copy windows, move giants and wake it inherit its rights and do not call
+    /// the hook.
     Loop,
     /// Answers the guest's faults: first touches, reserved frames, minor faults, windows that are aside, restores.
     /// Started before the loop's thread, or by that thread when another policy takes over.

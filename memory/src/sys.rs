@@ -2,10 +2,11 @@
 
 #![expect(
     unsafe_code,
-    reason = "mmap, madvise, mbind, pidfds, the pagemap ioctl, userfaultfd, fsopen, move_pages, cachestat and \
-              setpriority have no safe form for what is done here"
+    reason = "mmap, madvise, mbind, pidfds, the pagemap ioctl, userfaultfd, fsopen, move_pages, cachestat, setpriority \
+              and mallopt have no safe form for what is done here"
 )]
 
+pub mod allocator;
 pub(crate) mod cached_pages;
 pub(crate) mod clock;
 pub(crate) mod fill_slot;

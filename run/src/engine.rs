@@ -14,8 +14,9 @@ mod opening;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
+use wideleaf_attach::host_clock::HostClock;
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_attach::numa::of_live as nodes_of_live;
 use wideleaf_control::view::NumaView;
@@ -379,7 +380,7 @@ impl<'a> Prepared<'a> {
             arriving: self.incoming.clone(),
             session: Arc::downgrade(&self.session),
             policy: policy.clone(),
-            guest: OwnGuest::of_this_process(&self.ram, opened_at(&self.host)),
+            guest: OwnGuest::of_this_process(&self.ram, HostClock::showing(self.host.now())),
             devices: watched.clone(),
             workload: self.spec.workload_name(),
         };
@@ -423,7 +424,7 @@ impl<'a> Prepared<'a> {
 
     fn register(&self, policy: &Arc<PolicySwitch>, past: PastSaves) -> Option<Registered> {
         let socket = self.spec.daemon.as_ref()?;
-        let guest = OwnGuest::of_this_process(&self.ram, opened_at(&self.host));
+        let guest = OwnGuest::of_this_process(&self.ram, HostClock::showing(self.host.now()));
         let own = OwnOptions { guarantee: self.spec.guarantee, out_of_reach: self.spec.out_of_reach };
         Some(Registered::start(socket, policy, guest, own, past, &self.session, self.sandbox.clone()))
     }
@@ -602,11 +603,6 @@ fn serve_lines(front: &dyn FrontEnd, sandbox: Option<&Arc<Sandbox>>) -> Result<(
 fn begin_console(sandbox: Option<&Arc<Sandbox>>) -> ThreadBegin {
     let sandbox = sandbox.cloned();
     Arc::new(move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console)))
-}
-
-/// Wall-clock time at which that host's clock began.
-fn opened_at(host: &LinuxHost) -> SystemTime {
-    SystemTime::now() - host.now().since_start()
 }
 
 /// Cost of a TLB miss; a measurement that cannot be used is reported once.

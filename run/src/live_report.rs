@@ -13,9 +13,6 @@ use crate::policy_switch::PolicySwitch;
 /// Note of a VM with the policy off.
 const IS_OFF: &str = "its policy is off: nothing is promoted until it has another";
 
-/// Note of a VM before its manager's first tick, as with --policy-delay.
-const HAS_NOT_BEGUN: &str = "its manager has not begun yet, and knows no windows";
-
 /// Upper bound on the columns of a reported map. The rest of the line has the VM, its reasons and notes.
 const MAP_BYTES_MAX: usize = REQUEST_BYTES_MAX / 4 * 3;
 
@@ -24,7 +21,6 @@ pub fn explanation(guest: &OwnGuest, live: &Live, policy: &PolicySwitch) -> Expl
     let mut explanation = guest.explanation(live);
     if live.ticks == 0 {
         (explanation.windows, explanation.huge) = (None, None);
-        explanation.notes.push(HAS_NOT_BEGUN.to_owned());
     }
     explanation.notes.extend(policy.is_off().then(|| IS_OFF.to_owned()));
     explanation
@@ -33,7 +29,6 @@ pub fn explanation(guest: &OwnGuest, live: &Live, policy: &PolicySwitch) -> Expl
 /// All windows. `mapping`: KVM's totals.
 pub fn windows(guest: &OwnGuest, live: &Live, mapping: Option<MappingStats>, policy: &PolicySwitch) -> WindowMap {
     let mut map = guest.windows(live, mapping);
-    map.notes.extend((live.ticks == 0).then(|| HAS_NOT_BEGUN.to_owned()));
     map.notes.extend(policy.is_off().then(|| IS_OFF.to_owned()));
     map
 }

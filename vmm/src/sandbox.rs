@@ -23,6 +23,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use wideleaf_memory::allocator::{arenas, use_one_arena};
+
 pub mod calls;
 pub mod capabilities;
 pub mod files;
@@ -37,8 +39,6 @@ use capabilities::Capability;
 use files::Files;
 use seccomp::Filters;
 pub use user::User;
-
-use crate::sys::allocator::{arenas, use_one_arena};
 
 /// Prepares the process for a sandbox. A program that starts a thread before it plans its sandbox calls this before
 /// that thread: even a thread that has ended leaves an arena of the allocator, in which a later thread would open files

@@ -3,18 +3,15 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`allocator`] | makes all threads allocate from one arena |
 //! | [`random`] | random bytes from the kernel |
 //! | [`signals`] | handlers that end the process |
 //! | [`vectored`] | reads a file into pieces of guest RAM, and writes such pieces to one, in one call |
 //! | [`tap`] | requests to `/dev/net/tun` |
 #![expect(
     unsafe_code,
-    reason = "readv, writev, getrandom and ioctl take raw pointers, mallopt is the C library's, \
-        a handler has to be safe in one"
+    reason = "readv, writev, getrandom and ioctl take raw pointers, a handler has to be safe in one"
 )]
 
-pub mod allocator;
 pub mod random;
 pub mod signals;
 pub mod tap;

@@ -23,6 +23,16 @@ pub fn percent(share: Option<u32>) -> String {
     })
 }
 
+/// Age of what a view says of windows: the time since the scan of all of them, in seconds.
+pub fn scanned(scan_age_s: Option<f64>) -> String {
+    const TENTHS_BELOW: f64 = 10.0;
+    match scan_age_s {
+        Some(age) if age < TENTHS_BELOW => format!("scanned {age:.1} s ago"),
+        Some(age) => format!("scanned {age:.0} s ago"),
+        None => "time of the scan not known".to_owned(),
+    }
+}
+
 /// Size in GiB or MiB with about three digits, to be read at a glance. Less than 1 MiB is in KiB.
 pub fn bytes(bytes: u64) -> String {
     const GIB: u64 = 1 << 30;
@@ -39,6 +49,13 @@ pub fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_age_has_tenths_only_where_they_matter() {
+        let shown = [Some(0.04), Some(9.94), Some(72.4), Some(720.0), None].map(scanned);
+        assert_eq!(shown[..3], ["scanned 0.0 s ago", "scanned 9.9 s ago", "scanned 72 s ago"]);
+        assert_eq!(shown[3..], ["scanned 720 s ago", "time of the scan not known"]);
+    }
 
     #[test]
     fn only_the_whole_is_a_hundred_percent_and_only_nothing_is_zero() {

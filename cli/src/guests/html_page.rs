@@ -116,9 +116,10 @@ fn write_windows(out: &mut String, map: &WindowMap) {
     let _ = writeln!(
         out,
         "<h2>Windows</h2>\n<p>{} windows of 2 MiB, in the order of guest-physical addresses; \
-         a letter stands for {}.</p>",
+         a letter stands for {}; {}.</p>",
         map.windows(),
-        tables::bytes(cell)
+        tables::bytes(cell),
+        tables::scanned(map.scan_age_s)
     );
     write_notes(out, &map.notes);
     for column in grid.known_columns() {
@@ -237,6 +238,7 @@ mod tests {
             guarantee: Guarantee::BestEffort,
             ram: vec![ram],
             backing: None,
+            scan_age_s: None,
             mapping: None,
             page_tables: None,
             numa: None,
@@ -275,6 +277,7 @@ mod tests {
             notes: vec![name.into()],
             nodes: vec![0, 1],
             at_s: None,
+            scan_age_s: Some(72.4),
         }
     }
 
@@ -317,6 +320,7 @@ mod tests {
         let (explanation, windows) = (Ok(explanation("web")), Ok(map("web", 4)));
         let page = Page { vm: &vm("web"), explanation: &explanation, windows: &windows }.html();
         assert!(page.contains("<b class=\"kr\">r</b>ready</span>"), "{page}");
+        assert!(page.contains("a letter stands for 2 MiB; scanned 72 s ago.</p>"), "{page}");
         assert!(page.contains("<b class=\"kA\">A</b>web</span>"));
         assert!(page.contains("<span class=\"kl\" title=\"0x0 to 0x200000: large\">l</span>"));
         assert!(!page.contains("<h3>Guest"), "a column without a known letter is left out");

@@ -17,7 +17,8 @@ const ROWS: usize = 16;
 pub fn text(map: &WindowMap) -> String {
     let grid = lay_out(map, None, COLUMNS, ROWS);
     let cell = tables::bytes(PageSize::Huge2M.bytes().get() * grid.windows_per_cell as u64);
-    let mut out = format!("{}: {} windows of 2 MiB, a letter={cell}\n", clean(&map.name), map.windows());
+    let (name, windows, scanned) = (clean(&map.name), map.windows(), tables::scanned(map.scan_age_s));
+    let mut out = format!("{name}: {windows} windows of 2 MiB, a letter={cell}, {scanned}\n");
     for column in grid.known_columns() {
         let meaning = |letter: char| format!("{letter}={}", clean(&column.meaning(letter, map)));
         let legend: Vec<String> = grid.letters(column).into_iter().map(meaning).collect();
@@ -56,7 +57,8 @@ mod tests {
         };
         let notes = vec!["heat: no sensor".to_owned()];
         let map = WindowMap { name: "web".into(), ranges: vec![range], notes, ..WindowMap::default() };
-        let expected = "web: 2 windows of 2 MiB, a letter=2 MiB\n\n\
+        let map = WindowMap { scan_age_s: Some(72.4), ..map };
+        let expected = "web: 2 windows of 2 MiB, a letter=2 MiB, scanned 72 s ago\n\n\
                         host's pages: 2=2 MiB  4=4 KiB\n0x0100000000 24\n\n\
                         state: l=large  r=ready\n0x0100000000 lr\n\n  heat: no sensor\n";
         assert_eq!(text(&map), expected);

@@ -12,7 +12,7 @@ use wideleaf_policies::PageSize;
 use wideleaf_run::text::clean;
 
 use super::amounts::NOTHING;
-pub use super::amounts::{UNKNOWN, bytes, known_bytes, percent};
+pub use super::amounts::{UNKNOWN, bytes, known_bytes, percent, scanned};
 use super::nodes;
 use crate::table::{number, table};
 use crate::vm_source::HostReport;
@@ -119,7 +119,7 @@ pub fn vm(vm: &VmView, explanation: Option<&Explanation>) -> String {
     let of = |part: fn(&BackingView) -> u64| known_bytes(vm.backing.as_ref().map(part));
     let unknown = || UNKNOWN.to_owned();
     line("RAM", &known_bytes(ram(vm)));
-    line("resident", &vm.backing.as_ref().map_or_else(unknown, resident));
+    line("resident", &vm.backing.as_ref().map_or_else(unknown, |backing| resident(backing, vm.scan_age_s)));
     line("  4 KiB pages", &of(|backing| backing.base_4k));
     line("  2 MiB pages", &of(|backing| backing.huge_2m));
     line("  1 GiB pages", &of(|backing| backing.giant_1g));
@@ -241,11 +241,12 @@ fn windows_line(explanation: &Explanation) -> Option<String> {
 
 /// Share of its memory in large pages, as a line.
 pub fn huge_line(explanation: &Explanation) -> String {
-    let Explanation { name, windows, huge, .. } = explanation;
+    let Explanation { name, windows, huge, scan_age_s, .. } = explanation;
     match (huge, windows) {
         (Some(huge), Some(windows)) => {
             let share = percent(share_of(*huge, *windows));
-            format!("{name}: {huge} of {windows} windows are in large pages ({share})")
+            let scanned = scanned(*scan_age_s);
+            format!("{name}: {huge} of {windows} windows are in large pages ({share}), {scanned}")
         }
         _ => format!("{name}: the share of its memory in large pages is unknown"),
     }
@@ -310,8 +311,9 @@ fn guarantee(vm: &VmView) -> String {
     }
 }
 
-fn resident(backing: &BackingView) -> String {
-    format!("{}, {} of it in large pages", bytes(backing.resident()), percent(backing.coverage()))
+fn resident(backing: &BackingView, scan_age_s: Option<f64>) -> String {
+    let (resident, share) = (bytes(backing.resident()), percent(backing.coverage()));
+    format!("{resident}, {share} of it in large pages, {}", scanned(scan_age_s))
 }
 
 fn misaligned(backing: &BackingView) -> String {

@@ -21,7 +21,7 @@ use wideleaf_run::text::clean;
 use super::heat_map::{Backing, Column, Grid, MapCell, Row, lay_out};
 use super::screen::{Overlay, Screen, Tab};
 use crate::guests::tables::{
-    UNKNOWN, action_line, bytes, care, coverage, guest_line, huge_line, known_bytes, percent, ram, share_of,
+    UNKNOWN, action_line, bytes, care, coverage, guest_line, huge_line, known_bytes, percent, ram, scanned, share_of,
 };
 use crate::vm_source::HostReport;
 
@@ -251,7 +251,8 @@ fn map_title(map: &WindowMap, column: Column) -> String {
     let huge: usize = map.ranges.iter().map(|range| range.backing.bytes().filter(|b| large(b)).count()).sum();
     let share = percent(share_of(huge as u64, windows as u64));
     let of = if column == Column::Backing { String::new() } else { format!("{} of ", column.title()) };
-    format!("{of}{}: {windows} windows of 2 MiB, {huge} in large pages ({share})", map.name)
+    let scanned = scanned(map.scan_age_s);
+    format!("{of}{}: {windows} windows of 2 MiB, {huge} in large pages ({share}), {scanned}", map.name)
 }
 
 fn row_line(row: &Row, column: Column, has_heat: bool) -> Line<'static> {

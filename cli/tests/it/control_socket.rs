@@ -138,12 +138,15 @@ fn every_window_has_a_state_and_each_that_is_not_large_a_reason() {
     assert!(reasons.contains(&"never_touched"), "{reasons:?}");
     assert!(map["notes"].to_string().contains("second level"), "{map}");
     let explanation = vm(&scratch, &["explain"]);
+    for seen in [&map, &explanation] {
+        assert!(seen["scan_age_s"].as_f64().is_some_and(|age| (0.0..3600.0).contains(&age)), "{seen}");
+    }
     let counted: u64 = explanation["reasons"].as_array().unwrap().iter().map(|r| r["windows"].as_u64().unwrap()).sum();
     assert_eq!(explanation["windows"], 64);
     assert_eq!(explanation["huge"].as_u64().unwrap() + counted, 64, "{explanation}");
     let text = scratch.wideleaf(&["vm", "vm.sock", "windows"]).assert().success();
     let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
-    for word in ["64 windows of 2 MiB", "l=large", "e=nothing present", "=never_touched"] {
+    for word in ["64 windows of 2 MiB", ", scanned ", "l=large", "e=nothing present", "=never_touched"] {
         assert!(text.contains(word), "no {word:?} in\n{text}");
     }
     scratch.wideleaf(&["vm", "vm.sock", "explain"]).assert().success();
@@ -151,6 +154,20 @@ fn every_window_has_a_state_and_each_that_is_not_large_a_reason() {
         say(&UnixStream::connect(scratch.path("vm.sock")).unwrap(), r#"{"version":1,"request":"hello"}"#);
     let capabilities = hello["ok"]["hello"]["capabilities"].to_string();
     assert!(capabilities.contains("windows") && capabilities.contains("explain"), "{capabilities}");
+}
+
+#[test]
+fn a_manager_that_has_not_begun_has_no_scan_and_says_so() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let _run = start_with(&scratch, &[&ARGUMENTS[..], &["--policy-delay=3600s"]].concat());
+    for question in ["windows", "explain"] {
+        let seen = vm(&scratch, &[question]);
+        assert!(seen["scan_age_s"].is_null(), "{seen}");
+        assert!(seen["notes"].to_string().contains("its manager has not begun yet"), "{seen}");
+    }
 }
 
 /// In a sandbox, with a sensor that the first policy did not need, on RAM of either kind.

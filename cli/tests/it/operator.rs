@@ -205,7 +205,12 @@ fn explain_has_each_reason_with_its_count_and_its_remedy() {
     let text = output(&scratch, &daemon, &["explain", "web"]);
     has_all(
         &text,
-        &["web: 64 of 128 windows are in large pages (50.0 %)", "32", "never_touched", "nothing to promote"],
+        &[
+            "web: 64 of 128 windows are in large pages (50.0 %), scanned 72 s ago",
+            "32",
+            "never_touched",
+            "nothing to promote",
+        ],
     );
     has_all(&text, &["holes", "`collapse-holes` would fill them", "the budget said no 3 times"]);
 }

@@ -115,7 +115,7 @@ fn the_map_has_a_letter_and_a_heat_for_each_window() {
     };
     let expected = [
         "wideleaf top: 3 VMs, 3 GiB free, wideleafd 0.1.0".to_owned(),
-        "web: 132 windows of 2 MiB, 68 in large pages (51.5 %); the guest itself maps: 64".into(),
+        "web: 132 windows of 2 MiB, 68 in large pages (51.5 %), scanned 72 s ago; the gue".into(),
         row("0x000000000", ["s9", "29"], [4, 28]),
         row("0x004000000", ["25", ""], [32, 0]),
         row("0x008000000", ["40", ""], [32, 0]),
@@ -252,7 +252,7 @@ fn the_explanation_has_every_reason_with_its_text() {
     assert_eq!(screen.tab, Tab::Explain);
     let expected = [
         "wideleaf top: 3 VMs, 3 GiB free, wideleafd 0.1.0",
-        "web: 64 of 128 windows are in large pages (50.0 %)",
+        "web: 64 of 128 windows are in large pages (50.0 %), scanned 72 s ago",
         "the guest itself maps: 64 windows with 2 MiB, 30 with 4 KiB, 2 with several",
         "sizes, 32 not mapped",
         "32 windows: never_touched",

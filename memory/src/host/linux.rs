@@ -44,6 +44,14 @@ impl Host for LinuxHost {
         sys::clock::thread_cpu_time()
     }
 
+    fn process_cpu_time(&self) -> Option<Duration> {
+        sys::clock::process_cpu_time()
+    }
+
+    fn sleep_until_process_used(&self, cpu_time: Duration) -> bool {
+        sys::clock::sleep_until_process_used(cpu_time)
+    }
+
     fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
         let what = match advice {
             Advice::HugePage => "madvise(MADV_HUGEPAGE)",

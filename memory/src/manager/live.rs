@@ -27,7 +27,6 @@ use super::attempt::{Attempt, Mechanism};
 use super::kernel_work::KernelWork;
 use super::node_sight::HostSight;
 use super::recoveries::RecoveriesByCause;
-use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
 use super::{KvmCheck, ManagerLoop, NEVER, OutOfReach};
@@ -100,6 +99,13 @@ pub struct Live {
     pub latest: VecDeque<ActionSeen>,
 }
 
+impl Live {
+    /// Begin of the earliest of the VMs' latest scans: no row is older. `None` where one of them was never scanned.
+    pub fn scanned_at(&self) -> Option<Moment> {
+        self.vms.iter().map(|vm| vm.scanned_at).min().flatten()
+    }
+}
+
 /// One VM of a [`Live`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveVm {
@@ -107,6 +113,9 @@ pub struct LiveVm {
     pub vm: VmId,
     /// Whether it may be acted on.
     pub gate: GateState,
+    /// Begin of the latest scan of all its windows; `None` before the first. Rows of windows that were acted on are
+    /// newer.
+    pub scanned_at: Option<Moment>,
     /// Number of windows that are not large, by reason.
     pub why_not: BTreeMap<WhyNot, u64>,
     /// Memory that is swapped out; `None` where that is not known, and for a guest of this process.
@@ -162,7 +171,6 @@ pub(super) fn latest(slot: &LiveSlot) -> Arc<Live> {
 pub(super) struct Publisher {
     slot: LiveSlot,
     latest: VecDeque<ActionSeen>,
-    unavailable_ns: Arc<Histogram<u64>>,
     /// Windows that became large at this tick, as VM (in the order given) and row.
     promoted: Vec<(usize, usize)>,
     /// VMs of which a window was left as it is at this tick because the host has no huge page.
@@ -172,9 +180,6 @@ pub(super) struct Publisher {
 impl Publisher {
     /// Publishes a state in which nothing has happened yet.
     pub fn new(policy: &'static str, limits: BudgetLimits, out_of_reach: OutOfReach) -> Publisher {
-        // Two digits need 31 KiB, copied at a tick that acted; the three digits of the report would need 220 KiB.
-        let unavailable_ns = Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 2).expect("the bounds are literals");
-        let unavailable_ns = Arc::new(unavailable_ns);
         let nothing = Live {
             policy,
             needs: Needs::default(),
@@ -191,7 +196,7 @@ impl Publisher {
             action_cpu: Duration::ZERO,
             total_cpu: Duration::ZERO,
             budget_refusals: 0,
-            unavailable_ns: unavailable_ns.clone(),
+            unavailable_ns: Arc::new(Histogram::new(2).expect("two digits are in its range")),
             sensor_failures: BTreeMap::new(),
             ticks_left_alone: BTreeMap::new(),
             recoveries: BTreeMap::new(),
@@ -203,13 +208,7 @@ impl Publisher {
             latest: VecDeque::new(),
         };
         let slot = Arc::new(Mutex::new(Arc::new(nothing)));
-        Publisher {
-            slot,
-            latest: VecDeque::new(),
-            unavailable_ns,
-            promoted: Vec::new(),
-            short_of_pages: BTreeSet::new(),
-        }
+        Publisher { slot, latest: VecDeque::new(), promoted: Vec::new(), short_of_pages: BTreeSet::new() }
     }
 
     /// The slot that readers take the latest value from.
@@ -219,7 +218,7 @@ impl Publisher {
 
     /// Remembers an action, if it was tried.
     pub fn remember(&mut self, attempt: &Attempt) {
-        let Attempt { planned, target, mechanism, result, at, unavailable, .. } = *attempt;
+        let Attempt { planned, target, mechanism, result, at, .. } = *attempt;
         let action = planned.action;
         if result == OutcomeResult::Skipped(Skip::NoHugePage) {
             self.short_of_pages.insert(action.vm());
@@ -234,10 +233,6 @@ impl Publisher {
         self.latest.push_back(ActionSeen { vm, window, mechanism: mechanism.name(), result, at });
         if result != OutcomeResult::Done {
             return;
-        }
-        if unavailable > Duration::ZERO {
-            let ns = u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX);
-            Arc::make_mut(&mut self.unavailable_ns).saturating_record(ns);
         }
         if matches!(action, Action::Promote { to: PageSize::Huge2M, .. }) {
             self.promoted.extend(target.map(|target| (target.vm, target.row)));
@@ -286,7 +281,7 @@ impl ManagerLoop {
             action_cpu: report.action_cpu,
             total_cpu: report.total_cpu,
             budget_refusals: report.budget_refusals,
-            unavailable_ns: self.publisher.unavailable_ns.clone(),
+            unavailable_ns: report.unavailable_ns.clone(),
             sensor_failures: report.sensor_failures.clone(),
             ticks_left_alone: report.ticks_left_alone.clone(),
             recoveries: report.recoveries.clone(),
@@ -339,6 +334,7 @@ impl ManagerLoop {
         LiveVm {
             vm: rows.vm,
             gate: vm.gate,
+            scanned_at: vm.scanned_at,
             why_not: count(&reasons),
             reasons,
             swapped,

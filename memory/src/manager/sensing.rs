@@ -23,7 +23,7 @@ use wideleaf_policies::{
 use super::giants;
 use super::pacing::{Overhead, Sensed};
 use super::vm_state::VmState;
-use super::{KvmCheck, ManagedVm, ManagerLoop, ManagerReport, NEVER, SAMPLES_KEPT, Sample};
+use super::{KvmCheck, ManagedVm, ManagerLoop, ManagerReport, NEVER, Sample};
 use crate::gate::GateState;
 use crate::host::{Host, HostError};
 use crate::region::RamRange;
@@ -97,7 +97,8 @@ impl ManagerLoop {
                 self.vms[index].sense_mapping(&mut self.report)
             };
             let (host, mapping) = (account::host_backing(&rows[index]), rows[index].mapping);
-            keep_sample(&mut self.report.samples[index].1, Sample { at: self.host.now(), host, mapping });
+            let sample = Sample { at: self.host.now(), host, mapping };
+            keep_sample(&mut self.report.samples[index].1, sample, self.config.samples_kept);
         }
         for first in 0..self.vms.len() {
             let parts = || (first..self.vms.len()).filter(|index| self.vms[*index].first_of_second_level == first);
@@ -186,7 +187,9 @@ impl VmState {
         report: &mut ManagerReport,
     ) -> VmSnapshot {
         let vm = &self.managed;
+        let began = host.now();
         let as_before = acted_on.and_then(|windows| as_before_except(host, vm, &self.backing, &windows));
+        let is_scan = as_before.is_none() && self.gate != GateState::Gone;
         let ranges = match self.gate {
             GateState::Gone => vm.ranges.iter().map(|range| Ok(unbacked(range.gpa).collect())).collect(),
             GateState::Open | GateState::Closed(_) => match as_before {
@@ -217,6 +220,8 @@ impl VmState {
         }
         if failure.is_some() {
             self.backing.clear(); // All are looked at again at the next tick.
+        } else if is_scan {
+            self.scanned_at = Some(began);
         }
         self.sampling.fill(&mut known, host.now());
         known.into_iter().for_each(|row| rows.push(row));
@@ -395,8 +400,9 @@ pub(super) fn firsts_of_second_levels(vms: &[ManagedVm]) -> Vec<usize> {
     vms.iter().enumerate().map(first).collect()
 }
 
-fn keep_sample(samples: &mut Vec<Sample>, sample: Sample) {
-    if samples.len() >= SAMPLES_KEPT {
+/// Keeps a sample. Where there are `most` already, every second one is dropped.
+fn keep_sample(samples: &mut Vec<Sample>, sample: Sample, most: usize) {
+    if samples.len() >= most {
         let mut number = 0;
         samples.retain(|_| {
             number += 1;
@@ -413,7 +419,23 @@ mod tests {
     use crate::region::GuestRam;
     use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{Gpa, PageSize};
+    use wideleaf_policies::{Gpa, Moment, PageSize};
+
+    #[test]
+    fn of_more_samples_than_are_kept_the_first_and_the_latest_remain() {
+        let sample = |second| Sample {
+            at: Moment::after_start(Duration::from_secs(second)),
+            host: account::HostBacking::default(),
+            mapping: None,
+        };
+        let mut samples = Vec::new();
+        for second in 0..100 {
+            keep_sample(&mut samples, sample(second), 16);
+            assert!(samples.len() <= 16);
+        }
+        assert!(samples.len() >= 8);
+        assert_eq!([samples.first(), samples.last()], [Some(&sample(0)), Some(&sample(99))]);
+    }
 
     #[test]
     fn between_two_scans_only_the_windows_acted_on_are_looked_at() {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use wideleaf_policies::{BudgetLimits, HugePagePrice, Policy};
@@ -22,6 +22,7 @@ use super::huge_page_backoff::SHORTAGE_PULSE;
 use super::live::{self, Live, LiveSlot};
 use super::managed_vm::ManagedVm;
 use super::pacing::Pacing;
+use super::quiet::Quiet;
 use super::recovering::EVENT_PULSE;
 use super::report::ManagerReport;
 use super::sampling::SharedAccess;
@@ -203,23 +204,12 @@ impl Manager {
                 thread_starts(ThreadWork::Loop);
                 let _closing = Closing(&shared);
                 let mut pacing = Pacing::new(&work.config, work.host.now());
-                let is_urgent = |work: &mut ManagerLoop, pacing: &Pacing| {
-                    work.has_gate_changed()
-                        || work.has_event()
-                        || work.steering.has_new_allowance()
-                        || work.is_promised_a_page()
-                        || (pacing.is_rested(work.host.as_ref())
-                            && (work.huge_pages.has_new_block(work.host.as_ref()) || work.has_urgent_sample()))
-                        || work.has_new_memory()
-                };
+                let mut quiet = Quiet::new(work.host.clone(), {
+                    let shared = shared.clone();
+                    move || shared.look()
+                });
                 while !work.has_ended() {
-                    let longest = match () {
-                        () if work.is_in_event() => EVENT_PULSE,
-                        () if work.huge_pages.is_waited_for() => SHORTAGE_PULSE,
-                        () => Duration::MAX,
-                    };
-                    let pulse = work.config.pulse.map(|pulse| pulse.min(longest));
-                    match shared.next(pacing.pause(), pulse, || is_urgent(&mut work, &pacing)) {
+                    match shared.next(&mut work, &pacing, &mut quiet) {
                         Next::Tick => {
                             let done = work.tick();
                             let pace = work.pace(done);
@@ -262,7 +252,7 @@ impl Manager {
     /// Has the loop look now whether a tick is urgent, and not at its next pulse: an event of its guest has begun or
     /// ended.
     pub fn look(&self) {
-        self.shared.changed.notify_all();
+        self.shared.look();
     }
 
     /// Changes the limits on the cost of actions from the next tick on. A recording keeps the limits it began with.
@@ -280,6 +270,7 @@ impl Manager {
     /// windows that may give theirs back. It holds until the next one; `None`: the policy finds its own price.
     pub fn set_huge_page_price(&self, price: Option<HugePagePrice>) {
         self.steering.set_price(price);
+        self.shared.look();
     }
 
     /// Whether another process makes free blocks of 2 MiB for the whole host. The loop's own supply
@@ -292,6 +283,7 @@ impl Manager {
     /// many more requests are made at the next pulse.
     pub fn promise_huge_pages(&self, pages: u64) {
         self.steering.promise(pages);
+        self.shared.look();
     }
 
     /// Requests another policy, which takes over before the next tick; also before the loop was ever active, and
@@ -364,11 +356,20 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits for the next tick, a wish, or the order to stop. `is_urgent` is asked at each pulse and each notification,
-    /// and can bring the tick forward. While not active, waits for any order.
-    fn next(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> Next {
+    /// Has the loop look now whether a tick is urgent, if it waits for its next pulse or tick.
+    fn look(&self) {
+        /// A look reads small files. One that takes longer is not waited for: the next pulse sees the same.
+        const LOOKS_WITHIN: Duration = Duration::from_millis(10);
+        // The loop holds this lock from its latest look until it waits, so that it misses no notification.
+        let _waiting = self.wanted.try_lock_for(LOOKS_WITHIN);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next tick, a wish, or the order to stop. At each pulse and each notification the loop says whether
+    /// a tick is urgent. While not active, waits for any order.
+    fn next(&self, work: &mut ManagerLoop, pacing: &Pacing, quiet: &mut Quiet) -> Next {
         let mut wanted = self.wanted.lock();
-        let (mut has_paused, mut left) = (false, pause);
+        let (mut has_paused, until) = (false, Instant::now() + pacing.pause());
         loop {
             match wanted.run {
                 RunState::Stopping => return Next::End,
@@ -384,15 +385,39 @@ impl Shared {
                     has_paused = true;
                 }
                 RunState::Active if !has_paused => {
-                    let step = left.min(pulse.unwrap_or(left));
-                    if self.changed.wait_for(&mut wanted, step).timed_out() {
-                        left -= step;
-                    }
-                    has_paused = left.is_zero() || (wanted.run == RunState::Active && is_urgent());
+                    let pulse = work.next_pulse(quiet).map_or(until, |pulse| until.min(Instant::now() + pulse));
+                    self.changed.wait_until(&mut wanted, pulse);
+                    has_paused =
+                        Instant::now() >= until || (wanted.run == RunState::Active && work.is_tick_urgent(pacing));
                 }
                 RunState::Active => return Next::Tick,
             }
         }
+    }
+}
+
+impl ManagerLoop {
+    /// Time until the loop looks again whether a tick is urgent; `None`: at the next tick, or when it is notified.
+    fn next_pulse(&self, quiet: &mut Quiet) -> Option<Duration> {
+        let pulse = self.config.pulse?;
+        match () {
+            () if self.is_in_event() => Some(pulse.min(EVENT_PULSE)),
+            () if self.huge_pages.is_waited_for() => Some(pulse.min(SHORTAGE_PULSE)),
+            // A gate changes without a notification.
+            () if self.vms.iter().any(|vm| vm.managed.gate.is_some()) => Some(pulse),
+            () => (!quiet.begins()).then_some(pulse),
+        }
+    }
+
+    fn is_tick_urgent(&mut self, pacing: &Pacing) -> bool {
+        let host = Arc::clone(&self.host);
+        self.has_gate_changed()
+            || self.has_event()
+            || self.steering.has_new_allowance()
+            || self.is_promised_a_page()
+            || (pacing.is_rested(host.as_ref())
+                && (self.huge_pages.has_new_block(host.as_ref()) || self.has_urgent_sample()))
+            || self.has_new_memory()
     }
 }
 

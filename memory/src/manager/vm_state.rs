@@ -12,7 +12,7 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recovery::Events;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
-use wideleaf_policies::{PlannedAction, VmSnapshot, WindowIndex};
+use wideleaf_policies::{Moment, PlannedAction, VmSnapshot, WindowIndex};
 
 use super::ManagerConfig;
 use super::collapsing::Collapsing;
@@ -42,6 +42,8 @@ pub(super) struct VmState {
     pub windows: Vec<WindowState>,
     /// Backing of every window as it was last seen, by row; empty before the first scan and after a failed one.
     pub backing: Vec<WindowBacking>,
+    /// Begin of the latest scan of all windows that succeeded; `None` before the first.
+    pub scanned_at: Option<Moment>,
     /// The slower sensors of the VM.
     pub sampling: Sampling,
     /// Swappers of the VM's windows; `None` where windows cannot be swapped.
@@ -121,6 +123,7 @@ impl VmState {
         VmState {
             windows: vec![WindowState::Ready; windows],
             backing: Vec::new(),
+            scanned_at: None,
             swaps: sampling.access().and_then(|access| Swaps::new(access, config.copy_threads)),
             sampling,
             releasing: Releasing::new(host.clone()),

@@ -86,6 +86,8 @@ fn greedy_makes_every_resident_window_huge() {
     let report = work.finish();
     assert_eq!(report.copied, mib(2) * WINDOWS);
     assert_eq!(report.unavailable_ns.len(), WINDOWS);
+    let longest = Duration::from_nanos(report.unavailable_ns.max());
+    assert!(longest >= report.copy_time / WINDOWS as u32, "{longest:?} for the longest of {:?}", report.copy_time);
     let (_, samples) = &report.samples[0];
     assert_eq!(samples.last().unwrap().host.huge_2m, mib(2) * WINDOWS);
 }

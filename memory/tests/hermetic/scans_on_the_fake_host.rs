@@ -187,6 +187,34 @@ fn an_event_that_begins_or_ends_and_a_gate_that_opens_make_the_next_tick_scan() 
 }
 
 #[test]
+fn a_published_state_tells_when_the_latest_scan_began_also_while_windows_are_acted_on() {
+    let mut guest = Guest::under(Box::new(OneATick));
+    let scanned_at = |guest: &Guest| guest.work.live().scanned_at().expect("the first tick has scanned");
+    let first = scanned_at(&guest);
+    assert_eq!(first, Moment::START, "it began before the rows were read");
+    for _ in 0..3 {
+        guest.host.sleep(Duration::from_millis(10));
+        assert!(!guest.tick_scans());
+        assert_eq!(scanned_at(&guest), first);
+    }
+    guest.host.sleep(OF_ALL * 400);
+    let before = guest.host.now();
+    assert!(guest.tick_scans());
+    assert_eq!(scanned_at(&guest), before);
+}
+
+#[test]
+fn a_scan_that_fails_leaves_the_age_of_the_one_before() {
+    let mut guest = Guest::observed();
+    let first = guest.work.live().scanned_at();
+    guest.host.sleep(OF_ALL * 400);
+    guest.host.fail_call(1, libc::EIO); // after the memory in use is read
+    guest.work.tick();
+    assert_eq!(guest.work.report().sensor_failures["host_backing"], 1);
+    assert_eq!(guest.work.live().scanned_at(), first);
+}
+
+#[test]
 fn memory_that_is_swapped_out_is_looked_for_in_scans_alone_and_stays_known_between_them() {
     let mut guest = Guest::observed();
     guest.host.swap_out(RAM_AT + kib(4), kib(2044));

@@ -22,6 +22,7 @@ pub mod gate;
 pub mod guarantee;
 mod guest_pages;
 mod heat;
+pub mod host_clock;
 pub mod live_view;
 mod mapping;
 pub mod monitor;

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use wideleaf_control::protocol::BidsReport;
@@ -19,6 +18,7 @@ use wideleaf_memory::{BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Backing, Bytes, GpaRange, GuestMapping, HugePages, MappingStats, PageSize};
 
+use crate::host_clock::HostClock;
 use crate::numa;
 use crate::placed::Placed;
 use crate::places::Places;
@@ -53,7 +53,8 @@ impl<T, V> Default for OfLatest<T, V> {
     }
 }
 
-/// View of a managed VM with the manager's policy. The caller overrides fields that it knows better.
+/// View of a managed VM with the manager's policy, without the age of its latest scan. The caller overrides fields that
+/// it knows better.
 pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkView) -> VmView {
     VmView {
         name: process.name.clone(),
@@ -67,13 +68,14 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         guarantee: Guarantee::BestEffort,
         ram: ram.pieces.iter().map(RamPiece::view).collect(),
         backing: Some(backing(ram, live)),
+        scan_age_s: None,
         mapping: None,
         page_tables: None,
         numa: numa::of_attached(live, &ram.placed()),
         guest_pages: guest_pages(live),
         saved: SavedView { swapped: swapped(live), merged: None },
         work: Some(work),
-        notes: live.panics.clone(),
+        notes: live.panics.iter().cloned().chain(window_map::not_scanned(live).map(str::to_owned)).collect(),
     }
 }
 
@@ -93,7 +95,7 @@ fn swapped(live: &Live) -> Option<u64> {
     live.vms.iter().map(|vm| vm.swapped).sum::<Option<Bytes>>().map(Bytes::get)
 }
 
-/// Reasons why windows are not huge. The caller adds the notes about the VM.
+/// Reasons why windows are not huge. The caller adds the age of the latest scan, and the notes about the VM.
 pub(crate) fn explanation(name: &str, live: &Live, placed: &Placed, notes: Vec<String>) -> Explanation {
     let mut counts = BTreeMap::<WhyNot, u64>::new();
     for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
@@ -106,8 +108,9 @@ pub(crate) fn explanation(name: &str, live: &Live, placed: &Placed, notes: Vec<S
         windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
         huge: Some(huge as u64),
         reasons: reasons(&counts),
+        scan_age_s: None,
         guest_pages: guest_pages(live).map(Box::new),
-        notes: notes.into_iter().chain(nodes).collect(),
+        notes: notes.into_iter().chain(nodes).chain(window_map::not_scanned(live).map(str::to_owned)).collect(),
     }
 }
 
@@ -160,26 +163,26 @@ fn misaligned(ram: &RamMap) -> Vec<GpaRange> {
 pub struct OwnGuest {
     process: VmProcess,
     ram: RamMap,
-    opened_at: SystemTime,
+    clock: HostClock,
     walk: WalkCost,
 }
 
 impl OwnGuest {
-    /// The guest of this process, in that RAM; `opened_at` is the time at which its manager's host was opened.
-    /// `None` before it has a VM.
-    pub fn of_this_process(ram: &GuestRam, opened_at: SystemTime) -> Option<OwnGuest> {
+    /// The guest of this process, in that RAM; `clock` is that of its manager's host. `None` before it has a VM.
+    pub fn of_this_process(ram: &GuestRam, clock: HostClock) -> Option<OwnGuest> {
         let process = VmProcess::look(&Places::default(), std::process::id()).ok()??;
         let process = VmProcess { vmm: Vmm::Wideleaf, ..process };
         let walk = ChosenWalkCost::read(Path::new("/")).cost;
-        Some(OwnGuest { process, ram: map_of(ram), opened_at, walk })
+        Some(OwnGuest { process, ram: map_of(ram), clock, walk })
     }
 
     /// Full description of the guest.
     pub fn view(&self, live: &Live, mapping: Option<MappingStats>) -> VmView {
-        let work = Work::none().with(live).view(live, self.opened_at, &self.walk);
+        let work = Work::none().with(live).view(live, self.clock, &self.walk);
         let host = LinuxHost::open().ok();
         VmView {
             mapping: mapping.map(survey::mapping_view),
+            scan_age_s: self.clock.age_s(live.scanned_at()),
             page_tables: host.map(|host| survey::tables_view(table_memory(&host))),
             ..view(&self.process, &self.ram, live, work)
         }
@@ -188,14 +191,15 @@ impl OwnGuest {
     /// Reasons why windows are not huge.
     pub fn explanation(&self, live: &Live) -> Explanation {
         let notes = live.panics.iter().chain(&live.unanswered).cloned().collect();
-        explanation(&self.process.name, live, &self.ram.placed(), notes)
+        let scan_age_s = self.clock.age_s(live.scanned_at());
+        Explanation { scan_age_s, ..explanation(&self.process.name, live, &self.ram.placed(), notes) }
     }
 
     /// The map of all its windows.
     pub fn windows(&self, live: &Live, mapping: Option<MappingStats>) -> WindowMap {
         let about = About {
             name: &self.process.name,
-            opened_at: self.opened_at,
+            clock: self.clock,
             totals: mapping.ok_or("KVM's statistics cannot be read"),
             is_shadowed: self.walk.is_shadowed(),
             no_tables: None,

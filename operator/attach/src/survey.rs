@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use wideleaf_control::view::{
     BackingView, Care, Explanation, Guarantee, MappingView, NumaView, PageTablesView, SavedView, VmView, Vmm, WindowMap,
@@ -20,9 +20,10 @@ use wideleaf_memory::sensors::page_tables::{TableMemory, table_memory};
 use wideleaf_memory::sensors::swapped::swapped;
 use wideleaf_memory::{Paging, SecondLevel as _};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Backing, Bytes, MappingStats, PageSize, WindowNode};
+use wideleaf_policies::{Backing, Bytes, MappingStats, Moment, PageSize, WindowNode};
 
 use crate::gate::GuestGate;
+use crate::host_clock::HostClock;
 use crate::monitor::Monitor;
 use crate::numa;
 use crate::process::{self, VmProcess};
@@ -62,7 +63,8 @@ pub struct Survey {
     left_alone: Option<LeftAlone>,
     keeps_holes: Option<KeptHoles>,
     notes: Vec<String>,
-    at: SystemTime,
+    /// Clock that began with the scan.
+    clock: HostClock,
 }
 
 impl Survey {
@@ -94,7 +96,7 @@ impl Survey {
             left_alone: None,
             keeps_holes: None,
             notes: vec![format!("it {why}")],
-            at: SystemTime::now(),
+            clock: HostClock::showing(Moment::START),
         }
     }
 
@@ -107,6 +109,7 @@ impl Survey {
         notes.extend(ram.notes.iter().cloned());
         let mapping = OutsideView::of(process, monitor.as_ref()).map_err(|why| notes.push(why)).ok();
         let mapping = mapping.and_then(|kvm| kvm.mapping_stats().ok());
+        let clock = HostClock::showing(Moment::START);
         let looked = if ram.pieces.is_empty() { None } else { Some(look(process, &ram)) };
         let looked = looked.and_then(|looked| looked.map_err(|error| notes.push(not_known(&error))).ok());
         let (windows, backing) = looked.unzip();
@@ -129,7 +132,6 @@ impl Survey {
         let saved = host.map(|host| saved(&host, &ram, &windows)).unwrap_or_default();
         let process = process.clone();
         notes.extend(unknown_savings(&saved, true).filter(|_| backing.is_some()));
-        let at = SystemTime::now();
         Survey {
             process,
             ram,
@@ -143,7 +145,7 @@ impl Survey {
             left_alone,
             keeps_holes,
             notes,
-            at,
+            clock,
         }
     }
 
@@ -161,6 +163,7 @@ impl Survey {
             guarantee: Guarantee::BestEffort,
             ram: self.ram.pieces.iter().map(RamPiece::view).collect(),
             backing: self.backing,
+            scan_age_s: self.scan_age_s(),
             mapping: self.mapping.map(mapping_view),
             page_tables: self.page_tables,
             numa: self.numa.clone(),
@@ -171,12 +174,17 @@ impl Survey {
         }
     }
 
+    /// Time since the scan, in seconds; `None` where it failed.
+    fn scan_age_s(&self) -> Option<f64> {
+        self.clock.age_s(self.backing.map(|_| Moment::START))
+    }
+
     /// The map of all its windows.
     pub fn windows(&self) -> WindowMap {
         let why = self.notes.iter().find(|note| note.starts_with(NOT_KNOWN)).map_or(NOT_KNOWN, String::as_str);
         let about = About {
             name: &self.process.name,
-            opened_at: self.at,
+            clock: self.clock,
             totals: self.mapping.ok_or(why),
             is_shadowed: paging(&self.process.places) == Paging::Shadow,
             no_tables: None,
@@ -194,7 +202,7 @@ impl Survey {
         };
         let rows: Vec<Vec<Row>> = pieces.map(of_piece).collect();
         let mut map = window_map::of_rows(&about, &rows);
-        map.at_s = self.at.duration_since(UNIX_EPOCH).ok().map(|at| at.as_secs_f64());
+        (map.at_s, map.scan_age_s) = (self.clock.wall_s(Moment::START), self.scan_age_s());
         if map.ranges.is_empty() {
             map.notes.extend(self.notes.iter().cloned());
         } else {
@@ -232,6 +240,7 @@ impl Survey {
             windows,
             huge,
             reasons: reasons(&counts),
+            scan_age_s: self.scan_age_s(),
             guest_pages: None,
             notes: self.notes.iter().cloned().chain(self.numa.iter().flat_map(NumaView::explanation)).collect(),
         }
@@ -398,7 +407,7 @@ mod tests {
             left_alone: None,
             keeps_holes: Some(KeptHoles::GivenBack),
             notes: Vec::new(),
-            at: UNIX_EPOCH,
+            clock: HostClock::showing(Moment::START),
         }
     }
 

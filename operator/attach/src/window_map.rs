@@ -7,7 +7,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use wideleaf_control::map::{self, MapReason, NONE, UNKNOWN, WindowMap, WindowRange, WindowState};
 use wideleaf_memory::explain::WhyNot;
@@ -15,6 +15,8 @@ use wideleaf_memory::manager::{Live, LiveVm};
 use wideleaf_policies::{
     AccessHistory, Backing, GuestMapping, MappingStats, Moment, NodeId, PageSize, VmSnapshot, WindowIndex, WindowNode,
 };
+
+use crate::host_clock::HostClock;
 
 /// Question of the access sensor in [`Live::unanswered`].
 const ABOUT_ACCESS: &str = "which windows are used";
@@ -30,8 +32,8 @@ const TOLERANCE: u64 = 2;
 pub(crate) struct About<'a> {
     /// Name of the VM.
     pub name: &'a str,
-    /// Time at which the clock of the manager's host began.
-    pub opened_at: SystemTime,
+    /// Clock of the manager's host.
+    pub clock: HostClock,
     /// KVM's totals, or why they are not known.
     pub totals: Result<MappingStats, &'a str>,
     /// Whether KVM shadows the guest's tables.
@@ -108,12 +110,14 @@ impl Row {
     }
 }
 
-/// Map of a VM under a manager, as of its latest tick.
+/// Map of a VM under a manager, as of its latest tick. What backs a window is as old as the latest scan at most.
 pub(crate) fn of_live(about: &About<'_>, live: &Live) -> WindowMap {
     let rows: Vec<Vec<Row>> =
         live.snapshot.vms.iter().zip(&live.vms).map(|(rows, vm)| rows_of(rows, vm, live.at)).collect();
     let mut map = of_rows(about, &rows);
-    map.at_s = (about.opened_at + live.at.since_start()).duration_since(UNIX_EPOCH).ok().map(|at| at.as_secs_f64());
+    map.at_s = about.clock.wall_s(live.at);
+    map.scan_age_s = about.clock.age_s(live.scanned_at());
+    map.notes.extend(not_scanned(live).map(str::to_owned));
     let is_sampled = live.snapshot.vms.iter().flat_map(|rows| &rows.access_quality).any(|sample| sample.windows > 0);
     let heat_of_some = format!("heat: windows with {UNKNOWN} are not sampled yet");
     let heat = if is_sampled { heat_of_some } else { unasked(live, live.needs.access, "heat", ABOUT_ACCESS) };
@@ -132,6 +136,15 @@ pub(crate) fn of_live(about: &About<'_>, live: &Live) -> WindowMap {
     let samples = live.snapshot.vms.iter().flat_map(|rows| &rows.access_quality);
     map.notes.extend(note_on_shared_heat(samples.map(|sample| sample.windows)));
     map
+}
+
+/// Why its manager has no scan of all its windows, if so. A manager has no tick yet with --policy-delay.
+pub(crate) fn not_scanned(live: &Live) -> Option<&'static str> {
+    match live.scanned_at() {
+        Some(_) => None,
+        None if live.ticks == 0 => Some("its manager has not begun yet, and knows no windows"),
+        None => Some("its manager has not scanned all its windows yet: no scan has succeeded"),
+    }
 }
 
 /// How many windows have no result of their own, but that of a region; `None` if each has its own. `sharing`: for each
@@ -191,7 +204,8 @@ pub(crate) fn of_rows(about: &About<'_>, pieces: &[Vec<Row>]) -> WindowMap {
     ranges.sort_by_key(|range| range.gpa);
     let notes = if ranges.is_empty() { Vec::new() } else { vec![note_on_second_level(about, &ranges)] };
     let nodes = nodes.iter().map(|node| node.0).collect();
-    WindowMap { name: about.name.to_owned(), ranges, reasons: letters.reasons(), nodes, at_s: None, notes }
+    let name = about.name.to_owned();
+    WindowMap { name, ranges, reasons: letters.reasons(), nodes, notes, at_s: None, scan_age_s: None }
 }
 
 /// The nodes on which a window is, ascending; none on a host with one node.
@@ -328,7 +342,8 @@ mod tests {
     const TOTALS: MappingStats = MappingStats { pages_4k: 7, pages_2m: 2, pages_1g: 0 };
 
     fn about(totals: Result<MappingStats, &str>) -> About<'_> {
-        About { name: "web", opened_at: UNIX_EPOCH, totals, is_shadowed: false, no_tables: None }
+        let clock = HostClock::showing(Moment::START);
+        About { name: "web", clock, totals, is_shadowed: false, no_tables: None }
     }
 
     fn row(index: u64, backing: Backing, why: Option<WhyNot>) -> Row {

@@ -2,7 +2,7 @@
 //! the counters continue.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use wideleaf_control::view::{ActionView, PAUSE_BOUNDS_S, Quantiles, RecoveriesView, WorkView};
@@ -10,6 +10,8 @@ use wideleaf_memory::manager::{Live, RecoveryCounts};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::walk::share::{AssumedMisses, walk_share};
 use wideleaf_policies::{Bytes, PerTenThousand};
+
+use crate::host_clock::HostClock;
 
 /// Counters of all managers so far.
 #[derive(Clone, Debug)]
@@ -68,12 +70,11 @@ impl Work {
         sum
     }
 
-    /// The counters as views show them. `live` has the latest actions; its clock began at `opened_at`. `walk` has
-    /// the cost of a TLB miss.
-    pub fn view(&self, live: &Live, opened_at: SystemTime, walk: &WalkCost) -> WorkView {
-        let at_s = |at: Duration| (opened_at + at).duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    /// The counters as views show them. `live` has the latest actions; `clock` is its host's. `walk` has the cost of a
+    /// TLB miss.
+    pub fn view(&self, live: &Live, clock: HostClock, walk: &WalkCost) -> WorkView {
         let latest = live.latest.iter().map(|action| ActionView {
-            at_s: at_s(action.at.since_start()),
+            at_s: clock.wall_s(action.at).unwrap_or(0.0),
             gpa: action.window.start().get(),
             mechanism: action.mechanism.to_owned(),
             outcome: action.result.name().to_owned(),

@@ -35,9 +35,14 @@ pub struct WindowMap {
     /// Numbers of the NUMA nodes that [`WindowRange::node`] refers to: `a` is the first. Empty on a host with one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<u16>,
-    /// Time at which the windows were read, in seconds since the epoch; `None` where that is unknown.
+    /// Time of the map in seconds since the epoch: the manager's latest tick, or the survey; `None` where that is
+    /// unknown. Rows may be as old as [`WindowMap::scan_age_s`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_s: Option<f64>,
+    /// Time since the latest scan of all windows, in seconds: the largest age of a row. Windows on which the manager
+    /// acted were looked at since. `None` before the first scan, and from earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scan_age_s: Option<f64>,
     /// Columns that are unknown or inferred, each with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

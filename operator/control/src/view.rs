@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -122,6 +123,10 @@ pub struct VmView {
     /// All of its RAM by what backs it on the host; `None` where that cannot be seen.
     #[serde(default)]
     pub backing: Option<BackingView>,
+    /// Time since the latest scan of all windows, in seconds: the largest age of `backing`. `None` before the first
+    /// scan, and from earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scan_age_s: Option<f64>,
     /// Mappings that KVM uses for it; `None` where KVM cannot be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mapping: Option<MappingView>,
@@ -164,6 +169,11 @@ impl VmView {
             Some(share) => self.coverage().map(|coverage| coverage >= share),
         }
     }
+}
+
+/// An age in seconds, that much later; unknown stays unknown.
+pub fn aged(age_s: Option<f64>, later: Duration) -> Option<f64> {
+    age_s.map(|age| age + later.as_secs_f64())
 }
 
 /// Name of a policy, without its parameters: `auto` of `auto:weight=2`.
@@ -468,6 +478,9 @@ pub struct Explanation {
     pub huge: Option<u64>,
     /// Other windows by reason, the most frequent first.
     pub reasons: Vec<Reason>,
+    /// Time since the latest scan of all windows, in seconds, as in [`VmView::scan_age_s`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scan_age_s: Option<f64>,
     /// Page sizes in the guest's own page tables; `None` where they were not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_pages: Option<Box<GuestPagesView>>,

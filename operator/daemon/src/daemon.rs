@@ -24,7 +24,7 @@ use wideleaf_control::server::ended_by;
 use crate::config::{Config, ConfigFile};
 use crate::engine::{Doors, Engine, Service, TICK_INTERVAL};
 use crate::metrics::MetricsServer;
-use crate::peer::Access;
+use crate::permissions::Access;
 use crate::server::{Bound, ListenError};
 use crate::state::{self, Loaded, State};
 

@@ -30,6 +30,7 @@ use crate::pool_reservations::{Pools, Room};
 use crate::state::{self, Remembered, State};
 use crate::usage;
 
+mod kept_view;
 mod left_alone;
 mod lifecycle;
 mod market;

@@ -16,7 +16,7 @@
 //! | [`host_memory`] | whether the host is short of memory |
 //! | [`pool_reservations`] | room in the hugetlb pools |
 //! | [`state`], [`persistent_counters`] | data that survives the daemon |
-//! | [`server`], [`peer`] | the control socket, and permissions for changes |
+//! | [`server`], [`permissions`] | the control socket, and permissions for changes |
 //! | [`listen_error`] | reasons why it does not listen |
 //! | [`metrics`], [`usage`] | the metrics, and the daemon's own use of the host |
 //! | [`config`] | the configuration file |
@@ -32,10 +32,9 @@ pub mod host;
 pub mod host_memory;
 pub mod listen_error;
 pub mod metrics;
-pub mod peer;
+pub mod permissions;
 pub mod persistent_counters;
 pub mod pool_reservations;
-
 pub mod server;
 pub mod share;
 pub mod state;

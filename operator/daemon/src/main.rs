@@ -13,6 +13,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use wideleaf_daemon::config::{CONFIG_PATH, ConfigFile};
 use wideleaf_daemon::{daemon, host};
+use wideleaf_memory::allocator::use_one_arena;
 
 // Also a file of the command line; that crate embeds the guest image and is therefore not a dependency.
 #[path = "../../../packaging/manual_page.rs"]
@@ -58,6 +59,9 @@ const EXIT_HOST: u8 = 4;
 const EXIT_OUTPUT: u8 = 7;
 
 fn main() -> ExitCode {
+    // Without this, 114 threads for 50 guests allocate from 16 arenas, each with free pieces that no other one uses: 31
+    // MiB, and 18 in one arena. They allocate too seldom to wait for one another.
+    use_one_arena();
     // A limit on the size of files becomes an error of the write instead of the end: this handler does nothing.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let cli = Cli::parse();

@@ -139,6 +139,11 @@ pub const FAMILIES: &[Family] = &[
     gauge("wideleaf_vm_coverage_ratio", "Share of resident guest memory in pages of 2 MiB or more", |scrape| {
         each_vm(scrape, |vm| one(vm.coverage().map(ratio)))
     }),
+    gauge(
+        "wideleaf_vm_scan_age_seconds",
+        "Time since the latest scan of all windows, the largest age of backing, coverage and windows by reason",
+        |scrape| each_vm(scrape, |vm| one(vm.scan_age_s)),
+    ),
     gauge("wideleaf_vm_windows", "Windows of 2 MiB by the reason why they are not large, and large ones", |scrape| {
         let row = |(reason, windows): (&String, &u64)| (vec![("reason", reason.clone())], *windows as f64);
         each(scrape, |vm| vm.windows.iter().take(REASONS_MAX).map(row).collect())

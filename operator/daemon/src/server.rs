@@ -8,7 +8,7 @@ use wideleaf_control::server::{self, Dialect, LineServer, Listening, Places};
 use wideleaf_control::socket_file::{OwnSocket, SocketFile};
 
 use crate::config::SocketConfig;
-use crate::peer::{Access, Peer};
+use crate::permissions::{Access, Peer};
 
 mod answering;
 

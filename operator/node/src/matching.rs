@@ -102,6 +102,7 @@ pub(crate) mod tests {
             guarantee: Guarantee::BestEffort,
             ram: Vec::new(),
             backing: Some(BackingView { huge_2m: 3 << 30, base_4k: 1 << 30, ..BackingView::default() }),
+            scan_age_s: Some(1.5),
             mapping: None,
             page_tables: None,
             numa: None,

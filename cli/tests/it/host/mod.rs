@@ -62,6 +62,7 @@ pub fn web() -> VmView {
             giant_1g: 0,
             misaligned: 0,
         }),
+        scan_age_s: Some(72.4),
         mapping: Some(MappingView { pages_4k: 16_384, pages_2m: 64, pages_1g: 0 }),
         page_tables: Some(PageTablesView { process: Some(2 * MIB), second_level_of_host: Some(3 * MIB) }),
         numa: None,
@@ -126,6 +127,7 @@ pub fn explanation() -> Explanation {
             reason("never_touched", 32, "the guest has never touched them: there is nothing to promote"),
             reason("holes", 32, "the balloon took some of their pages; `collapse-holes` would fill them"),
         ],
+        scan_age_s: Some(72.4),
         notes: vec!["the budget said no 3 times".into()],
     }
 }
@@ -146,6 +148,7 @@ pub fn windows() -> WindowMap {
     WindowMap {
         name: "web".into(),
         ranges: vec![range(0, low, mapped, heat), range(4 << 30, "1111".into(), "1111".into(), "????".into())],
+        scan_age_s: Some(72.4),
         ..WindowMap::default()
     }
 }

@@ -77,7 +77,10 @@ fn a_guest_on_base_pages_is_promoted_while_it_runs_and_loses_no_byte() {
         let explanation = attached.explain();
         let small = explanation.reasons.iter().map(|r| r.windows).sum::<u64>();
         assert_eq!(explanation.huge.map(|huge| huge + small), explanation.windows);
-        assert_eq!(attached.windows().ranges.iter().map(|range| range.backing.len()).sum::<usize>(), 64);
+        let windows = attached.windows();
+        assert_eq!(windows.ranges.iter().map(|range| range.backing.len()).sum::<usize>(), 64);
+        let ages = [view.scan_age_s, explanation.scan_age_s, windows.scan_age_s];
+        assert!(ages.iter().all(|age| age.is_some_and(|age| (0.0..3600.0).contains(&age))), "{ages:?}");
         let seen = Survey::take(attached.process(), None).view();
         assert!(
             seen.backing.unwrap().huge_2m >= IN_USE.get() - mib(8).get(),

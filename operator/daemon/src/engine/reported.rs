@@ -13,7 +13,7 @@
 use std::time::{Duration, Instant};
 
 use wideleaf_control::protocol::LiveReport;
-use wideleaf_control::view::{Explanation, WindowMap};
+use wideleaf_control::view::{Explanation, WindowMap, aged};
 
 use super::{Engine, ProcessId};
 
@@ -75,12 +75,22 @@ impl ReportedWindows {
         self.explanation.as_ref()
     }
 
+    /// The latest explanation, with the age of its scan at `now`.
+    fn explanation_at(&self, now: Instant) -> Option<Explanation> {
+        let explanation = self.explanation.clone()?;
+        let kept_for = self.reported_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        Some(Explanation { scan_age_s: aged(explanation.scan_age_s, kept_for), ..explanation })
+    }
+
     /// Looks for a map; reports have one from then on.
     fn look(&mut self, now: Instant) -> Look {
         self.looked_at = Some(now);
         let is_fresh = |at: &Instant| now.saturating_duration_since(*at) <= FRESH;
         match &self.map {
-            Some((map, at)) if is_fresh(at) => Look::Map(map.clone()),
+            Some((map, at)) if is_fresh(at) => {
+                let scan_age_s = aged(map.scan_age_s, now.saturating_duration_since(*at));
+                Look::Map(WindowMap { scan_age_s, ..map.clone() })
+            }
             _ if self.explanation.is_none() => Look::Never(NO_REPORT),
             _ if self.is_late || !self.reported_at.as_ref().is_some_and(is_fresh) => Look::Never(LATE),
             _ => Look::NotYet,
@@ -93,7 +103,7 @@ impl Engine {
     pub(super) fn explanation_of_run(&self, process: ProcessId) -> Option<Explanation> {
         let table = self.table();
         let vm = table.vms.get(&process)?;
-        Some(Explanation { name: vm.found.name.clone(), ..vm.windows.explanation()?.clone() })
+        Some(Explanation { name: vm.found.name.clone(), ..vm.windows.explanation_at(Instant::now())? })
     }
 
     /// Windows of a registered VM, or why its process does not report them; `None` for any other.
@@ -170,6 +180,19 @@ mod tests {
         windows.take(report(Some("24")), at(1));
         assert_eq!(backing(&windows.look(at(1))), Some("24"));
         assert_eq!(windows.look(at(4)), Look::Never(LATE), "its last report is too old");
+    }
+
+    #[test]
+    fn the_age_of_a_scan_grows_until_it_is_shown() {
+        let (mut windows, start) = (ReportedWindows::default(), Instant::now());
+        let mut report = report(Some("24"));
+        report.windows.as_mut().expect("it has a map").scan_age_s = Some(70.0);
+        report.explanation.as_mut().expect("it has one").scan_age_s = Some(70.0);
+        windows.take(report, start);
+        let later = start + Duration::from_secs(2);
+        let Look::Map(map) = windows.look(later) else { panic!("it is fresh") };
+        assert_eq!(map.scan_age_s, Some(72.0));
+        assert_eq!(windows.explanation_at(later).and_then(|explanation| explanation.scan_age_s), Some(72.0));
     }
 
     #[test]

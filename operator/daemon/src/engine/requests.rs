@@ -11,7 +11,7 @@ use super::offer::Offer;
 use super::vm::{self, Hands, Vm};
 use super::{Engine, Table, told};
 use crate::guests::{Care, Found, Guests, ProcessId};
-use crate::peer::{Access, Peer, is_reading};
+use crate::permissions::{Access, Peer, is_reading};
 use crate::server::{Answers, ConnectionId, REGISTERED_MAX};
 use crate::usage;
 

@@ -21,6 +21,7 @@ use wideleaf_control::view::{Care, Guarantee, SavedView, VmView};
 use wideleaf_memory::deadline::Questions;
 use wideleaf_memory::panicked::caught;
 
+use super::kept_view::KeptView;
 use super::reported::MAP_WITHIN;
 use crate::guests::{Found, Guests, ProcessId};
 
@@ -73,7 +74,7 @@ struct Seen {
     /// Guests of the round that are still to be surveyed.
     due: BTreeSet<ProcessId>,
     /// `None` after a failed survey, mostly because the guest has just ended.
-    views: BTreeMap<ProcessId, Option<VmView>>,
+    views: BTreeMap<ProcessId, Option<KeptView>>,
 }
 
 impl Surveys {
@@ -131,12 +132,14 @@ impl Surveys {
     /// The latest view of one guest; `None` after a failed survey.
     fn known(&self, seen: &Seen, found: &Found) -> Option<VmView> {
         let silence = || self.questions.silence_of(found.key()).map(|no_answer| no_answer.to_string());
-        let note = match (found.no_answer.clone().or_else(silence), seen.views.get(&found.process)) {
-            (None, Some(view)) => return view.clone(),
+        let kept = seen.views.get(&found.process);
+        let view = kept.map(|kept| kept.as_ref().map(|view| view.shown(Instant::now())));
+        let note = match (found.no_answer.clone().or_else(silence), &view) {
+            (None, Some(_)) => return view.flatten(),
             (None, None) => format!("its survey is still under way: {ASK_AGAIN}"),
             (Some(why), _) => format!("it {why}"),
         };
-        let mut view = seen.views.get(&found.process).cloned().flatten().unwrap_or_else(|| by_name(found));
+        let mut view = view.flatten().unwrap_or_else(|| by_name(found));
         view.notes.push(note);
         Some(view)
     }
@@ -208,7 +211,7 @@ impl Surveys {
         let (looks, guests, of) = (Arc::clone(self), Arc::clone(guests), found.clone());
         // The view is stored even after the asking thread has given up.
         let look = move || {
-            let view = caught(|| guests.look(&of)).ok().and_then(Result::ok);
+            let view = caught(|| guests.look(&of)).ok().and_then(Result::ok).map(KeptView::from);
             looks.seen().views.insert(of.process, view);
         };
         if let Err(why) = self.one(found, look) {
@@ -244,6 +247,7 @@ fn by_name(found: &Found) -> VmView {
         guarantee: Guarantee::BestEffort,
         ram: Vec::new(),
         backing: None,
+        scan_age_s: None,
         mapping: None,
         page_tables: None,
         numa: None,

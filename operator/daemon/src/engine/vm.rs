@@ -13,6 +13,7 @@ use wideleaf_policies::market::Allowances;
 use wideleaf_policies::node::NODES_MAX;
 use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice, NodeId, PerTenThousand, TouchedFrom};
 
+use super::kept_view::KeptView;
 use super::offer::Offer;
 use super::reported::ReportedWindows;
 use super::{SharedCare, now_s};
@@ -76,7 +77,7 @@ pub(super) struct Vm {
     /// Counters of earlier daemons.
     before: WorkView,
     /// Its latest view.
-    seen: VmView,
+    seen: KeptView,
     /// Its windows, counted at the last tick, if this daemon has its manager.
     pub(super) counts: WindowCounts,
     /// Its windows according to its own process, if that manages it.
@@ -127,7 +128,7 @@ impl Vm {
             missed_because: None,
             before,
             activity: activity(&seen),
-            seen,
+            seen: seen.into(),
             counts: WindowCounts::default(),
             windows: ReportedWindows::default(),
             offer: None,
@@ -176,7 +177,7 @@ impl Vm {
             _ => {}
         }
         self.log_recoveries(&view);
-        self.seen = view;
+        self.seen = view.into();
     }
 
     /// Logs the recoveries that are over since the view before.
@@ -284,7 +285,7 @@ impl Vm {
 
     /// Full description of the VM.
     pub(super) fn view(&self) -> VmView {
-        let mut view = self.seen.clone();
+        let mut view = self.seen.shown(Instant::now());
         view.guarantee = self.wanted.guarantee;
         view.work = view.work.map(|work| persistent_counters::continued(&self.before, &work));
         let present = if self.care().is_some() { Some(self.applied.to_string()) } else { self.seen.policy.clone() };

@@ -76,6 +76,7 @@ impl FakeGuest {
             guarantee: view::Guarantee::BestEffort,
             ram: Vec::new(),
             backing: Some(self.backing),
+            scan_age_s: None,
             mapping: None,
             page_tables: None,
             numa: None,

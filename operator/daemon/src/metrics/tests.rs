@@ -40,6 +40,7 @@ fn vm(pid: u32) -> VmView {
             giant_1g: 0,
             misaligned: 512,
         }),
+        scan_age_s: Some(72.5),
         mapping: Some(MappingView { pages_4k: 1, pages_2m: 2, pages_1g: 3 }),
         page_tables: Some(PageTablesView { process: Some(40 << 10), second_level_of_host: Some(64 << 10) }),
         numa: Some(numa()),
@@ -194,6 +195,7 @@ fn the_figures_are_those_of_the_views() {
     assert_eq!(of_10("wideleaf_vm_windows", "reason=\"holes\""), 2.0);
     assert_eq!(value(&text, "wideleaf_host_second_level_tables_bytes", &[]), 65_536.0);
     assert_eq!(of_10("wideleaf_vm_coverage_ratio", ""), 0.75);
+    assert_eq!(of_10("wideleaf_vm_scan_age_seconds", ""), 72.5);
     assert_eq!(of_10("wideleaf_vm_actions_total", "mechanism=\"collapse\",outcome=\"done\""), 12.0);
     assert_eq!(of_10("wideleaf_vm_copied_bytes_total", ""), f64::from(24 << 20));
     assert_eq!(of_10("wideleaf_vm_walk_share_ratio", ""), 0.125);

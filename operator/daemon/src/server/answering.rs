@@ -21,7 +21,7 @@ use wideleaf_control::protocol::{Reply, Request};
 use wideleaf_control::server::{Job, Replies};
 
 use super::{Answers, ConnectionId, decode};
-use crate::peer::Peer;
+use crate::permissions::Peer;
 
 /// Threads of each lane. One that waits delays only its own kind; each more costs the daemon a stack.
 const THREADS_PER_LANE: usize = 2;

@@ -239,3 +239,22 @@ fn a_registered_vm_is_explained_by_its_own_manager_and_a_run_of_an_earlier_relea
     let expected = [("busy", 2), ("holes", 4), ("large", 3)].map(|(name, windows)| (name.to_owned(), windows));
     assert_eq!(bench.engine.scrape().vms[0].windows, BTreeMap::from(expected));
 }
+
+#[test]
+fn the_age_of_a_scan_that_a_run_reports_grows_until_its_next_report() {
+    let bench = Bench::new("");
+    bench.guests.start(1, "ours");
+    let vm = Box::new(VmView { scan_age_s: Some(70.0), ..*own_view(1) });
+    bench.ask(Request::Register { vm, live: LiveReport::default() }).expect("it registers");
+    let age = || match bench.ask(info("ours")) {
+        Ok(Answer::Vm(view)) => view.scan_age_s.expect("it was reported"),
+        other => panic!("{other:?}"),
+    };
+    let first = age();
+    thread::sleep(Duration::from_millis(1));
+    assert!(first >= 70.0 && age() > first, "{first}");
+    let scraped = bench.engine.scrape().vms[0].view.scan_age_s;
+    assert!(scraped > Some(first), "{scraped:?}");
+    bench.ask(status_of(own_view(1))).expect("it reports");
+    assert_eq!(bench.engine.scrape().vms[0].view.scan_age_s, None, "its manager has not scanned yet");
+}
