@@ -563,21 +563,24 @@ impl Aside {
                 Err(error) => error,
             };
             let errno = error.source.raw_os_error();
-            let next = if errno == Some(libc::EEXIST) { self.next_held(from, &pages)? } else { pages.start };
-            if next > pages.start {
-                pages.start = next;
-            } else if errno == Some(libc::EAGAIN) && stalls < STALLS_MAX {
+            if errno == Some(libc::EAGAIN) && stalls < STALLS_MAX {
                 stalls += 1;
                 self.host.sleep(STALL_PAUSE);
             } else if refused == Refused::LeaveThePage {
-                unmoved.pages += 1;
                 if unmoved.why.is_none() {
                     unmoved.left = self.mover.held(from)?;
-                    unmoved.why = Some(error);
+                }
+                if unmoved.next_left(pages.start) == Some(pages.start) {
+                    unmoved.pages += 1;
+                    unmoved.why.get_or_insert(error);
                 }
                 pages.start = unmoved.next_left(pages.start + 1).unwrap_or(pages.end);
             } else {
-                return Err(error);
+                let next = if errno == Some(libc::EEXIST) { self.next_held(from, &pages)? } else { pages.start };
+                if next == pages.start {
+                    return Err(error);
+                }
+                pages.start = next;
             }
         }
         Ok(unmoved)
@@ -760,8 +763,10 @@ impl std::fmt::Debug for Aside {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numa::placement::Source;
     use crate::testing::fake_host::FakeHost;
     use crate::testing::fake_mover::FakeMover;
+    use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 
     const WINDOW: WindowIndex = WindowIndex::new(3);
 
@@ -800,6 +805,31 @@ mod tests {
             assert!(mover.is_intact() && present().eq(before));
             assert_eq!(aside.report().copied_pages, 0);
         }
+    }
+
+    /// Exchanges a full window for a huge page that is ready, and returns the result and the number of calls.
+    fn exchanged(failing: Option<u64>) -> (Result<(), OutcomeResult>, u64, Arc<FakeMover>) {
+        let mover = Arc::new(FakeMover::default());
+        mover.write(WINDOW, ALL_PAGES);
+        mover.populate(0, Source::default()).expect("nothing fails yet");
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone(), Arc::default());
+        failing.into_iter().for_each(|call| mover.fail_call(call, libc::ENOMEM));
+        let before = mover.calls();
+        let result = aside.exchange(WINDOW, Place::Ready(0)).map(drop);
+        (result, mover.calls() - before, mover)
+    }
+
+    #[test]
+    fn pages_that_are_in_both_places_take_no_scan_each() {
+        let (result, calls, _) = exchanged(None);
+        assert_eq!(result, Ok(()));
+        let end_of_watch = calls - 1;
+        let (result, calls_until_back, mover) = exchanged(Some(end_of_watch));
+        assert_eq!(result, Err(OutcomeResult::Refused(Refusal::NoHugePage)));
+        assert!(mover.is_intact() && mover.pages_aside() == 0);
+        // A move, a copy and a discard for each page.
+        let for_pages = 3 * u64::from(BASE_PAGES_PER_WINDOW);
+        assert!(calls_until_back - calls < for_pages + 20, "{calls_until_back} calls");
     }
 
     #[test]
