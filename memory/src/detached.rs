@@ -194,8 +194,13 @@ pub(crate) struct Unmoved {
 impl Unmoved {
     /// The first page from `from` on that was left to move.
     fn next_left(&self, from: u16) -> Option<u16> {
-        self.left.iter().find(|run| from < run.end).map(|run| run.start.max(from))
+        first_page(&self.left, from)
     }
+}
+
+/// The first page of these runs from `from` on.
+fn first_page(runs: &[Range<u16>], from: u16) -> Option<u16> {
+    runs.iter().find(|run| from < run.end).map(|run| run.start.max(from))
 }
 
 impl Aside {
@@ -534,13 +539,6 @@ impl Aside {
         }
     }
 
-    /// The first of these pages that a place still has, or their end.
-    fn next_held(&self, place: Place, pages: &Range<u16>) -> Result<u16, HostError> {
-        let held = self.mover.held(place)?;
-        let next = held.iter().find(|run| pages.start < run.end).map_or(pages.end, |run| run.start.max(pages.start));
-        Ok(next.min(pages.end))
-    }
-
     /// Moves pages of a window, in as many steps as that takes.
     ///
     /// A page that is at its target and no longer at its source was moved. Linux 6.18 does not count the pages that it
@@ -575,12 +573,13 @@ impl Aside {
                     unmoved.why.get_or_insert(error);
                 }
                 pages.start = unmoved.next_left(pages.start + 1).unwrap_or(pages.end);
-            } else {
-                let next = if errno == Some(libc::EEXIST) { self.next_held(from, &pages)? } else { pages.start };
-                if next == pages.start {
-                    return Err(error);
+            } else if errno == Some(libc::EEXIST) {
+                match first_page(&self.mover.held(from)?, pages.start) {
+                    Some(page) if page == pages.start => return Err(error),
+                    next => pages.start = next.map_or(pages.end, |page| page.min(pages.end)),
                 }
-                pages.start = next;
+            } else {
+                return Err(error);
             }
         }
         Ok(unmoved)
