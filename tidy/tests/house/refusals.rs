@@ -1,6 +1,6 @@
 //! A program that refuses says first what it cannot do: "cannot X: why; do Y".
 //!
-//! The test reads the texts that the sources write into a `Failure` whose exit code means "not begun, or not written".
+//! The test reads the texts of each `Failure` with which a program ends because it did not begin, or could not write.
 //! A failure of the guest is a result, and has words of its own.
 
 use std::fmt::Write as _;
