@@ -91,6 +91,10 @@ fn a_mapping_that_fails_leaves_no_page() {
     drop(file);
     let new = NewPages { size: SIZE, pages: 1, node: None };
     let error = pools.with_new_pages(&new, || Err::<(), _>("no")).unwrap_err();
+    if error.reason() == "no_room" {
+        assert_eq!(pools.status(SIZE).unwrap(), before, "{error}");
+        return skipped(&error); // Something else took memory of the gibibyte that was free just now.
+    }
     assert_eq!(error.reason(), "not_mapped");
     assert!(error.to_string().starts_with("cannot map a new page: no; "), "{error}");
     assert_eq!(pools.status(SIZE).unwrap(), before);
