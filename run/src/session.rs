@@ -7,40 +7,34 @@
 //!                            └─ result, gaps, verify, …  kept as they are, up to the bounds of `session/limits.rs`
 //! ```
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use wideleaf_memory::manager::{Live, ManagerReport, OutOfReach, PolicyAnswer, RestAnswer, SwitchError};
+use wideleaf_memory::manager::ManagerReport;
 use wideleaf_memory::progress::ProgressReadings;
-use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
-use wideleaf_memory::sensors::page_tables::table_memory;
-use wideleaf_memory::sensors::smaps::resident_memory;
-use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
-use wideleaf_policies::account::HostBacking;
-use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{
-    BudgetLimits, Bytes, Gpa, GpaRange, GuestProgress, HugePagePrice, MappingStats, Moment, PageSize, Policy,
-};
+use wideleaf_memory::{GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, GuestProgress, Moment};
 use wideleaf_protocol::message::{Mismatch, PREFIX};
-use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
+use wideleaf_protocol::{Entry, Message, Status, parse};
 
 use self::limits::{
-    DroppedMessages, GAPS_MAX, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, RESULTS_MAX,
-    SampleAllowance, begin_of,
+    GAPS_MAX, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, SampleAllowance, begin_of,
 };
+use self::log::{Log, PhaseLog, kernel_panic};
 use crate::front_end::{FrontEnd, Progress};
 use crate::guards::Noted;
-use crate::report::{
-    Counters, Figure, Gaps, Hello, Measurement, Phase, Problem, RamAtEnd, Region, Verification, VmmCost, Walks,
-};
+use crate::report::{Gaps, Hello, Measurement, Problem, Verification};
 use crate::text::clean;
 
 mod limits;
+mod log;
+mod observations;
 mod saved;
+mod steering;
 
+pub use log::{Observed, rate_over, seconds_of};
 pub use saved::SavedSession;
 
 /// Observes one run. Shared between the thread that waits and the vCPU threads that bring the lines.
@@ -76,92 +70,6 @@ impl Attached {
     }
 }
 
-/// A stretch between `begin` and `end`.
-struct PhaseLog {
-    name: String,
-    began_at: Moment,
-    begin_tsc: u64,
-    end_tsc: Option<u64>,
-    at_begin: Counters,
-    at_end: Option<Counters>,
-    is_complete: bool,
-    marks: Marks,
-    walks: Option<Walks>,
-}
-
-#[derive(Default)]
-struct Log {
-    entry: Option<Entry>,
-    hello: Option<Hello>,
-    problem: Option<Problem>,
-    tsc_hz: u64,
-    phases: Vec<PhaseLog>,
-    regions: Vec<(String, GpaRange)>,
-    regions_seen: Vec<Region>,
-    results: BTreeMap<String, Measurement>,
-    gaps: Vec<Gaps>,
-    verification: Option<Verification>,
-    mismatch: Option<String>,
-    panic: Option<String>,
-    kernel_panic: Option<String>,
-    exit: Option<ExitCode>,
-    malformed: Vec<String>,
-    cut: DroppedMessages,
-    /// Counters of the latest observation; they also stand for observations that were skipped.
-    latest: Counters,
-    resident_beyond_guest_ram: Option<Bytes>,
-    first_line_at: Option<Instant>,
-}
-
-impl Log {
-    /// Keeps a finite result: JSON has no other numbers. The latest of a name counts.
-    fn keep_result(&mut self, name: &str, result: Measurement) {
-        if result.value.is_finite() && (self.results.len() < RESULTS_MAX || self.results.contains_key(name)) {
-            self.results.insert(begin_of(name).to_owned(), result);
-        } else {
-            self.cut.count("results", 1);
-        }
-    }
-
-    fn figure(&self) -> Option<Figure> {
-        Figure::of(&self.hello.as_ref()?.kernel, &self.results)
-    }
-}
-
-/// Content of a run's lines, after the guest has ended.
-pub struct Observed {
-    /// Message of the kernel that said hello.
-    pub hello: Option<Hello>,
-    /// Problem that the kernel solves, if it has classes.
-    pub problem: Option<Problem>,
-    /// Timed parts of the run.
-    pub phases: Vec<Phase>,
-    /// Regions of the guest's data.
-    pub regions: Vec<Region>,
-    /// Main measurement of the run, for a built-in kernel.
-    pub figure: Option<Figure>,
-    /// All measurements of the guest, by name.
-    pub results: BTreeMap<String, Measurement>,
-    /// Gaps that the guest measured, by vCPU.
-    pub gaps: Vec<Gaps>,
-    /// Verification by the guest.
-    pub verification: Option<Verification>,
-    /// Message of the guest's panic, if it panicked.
-    pub panic: Option<String>,
-    /// Reason of its Linux kernel's panic, if any.
-    pub kernel_panic: Option<String>,
-    /// Exit code in its `exit` line.
-    pub exit: Option<ExitCode>,
-    /// Whether at least one protocol line came.
-    pub has_begun: bool,
-    /// First lines that begin like protocol lines but are malformed, without control characters.
-    pub malformed: Vec<String>,
-    /// Number of messages that were not kept, by kind.
-    pub cut: BTreeMap<String, u64>,
-    /// Memory and time that the VMM used.
-    pub vmm: VmmCost,
-}
-
 impl Session {
     /// Makes a session over `ram`; `front` and `progress` show what the guest says and does.
     pub fn new(
@@ -192,78 +100,6 @@ impl Session {
         assert!(self.attached.set(attached).is_ok(), "a session is attached once");
     }
 
-    /// Ends the manager and returns its report; `None` the second time, or if none was attached.
-    pub fn stop_manager(&self) -> Option<ManagerReport> {
-        let manager = self.attached.get()?.manager.lock().take();
-        manager.map(|(manager, _noted)| manager.stop())
-    }
-
-    /// The manager's state at its latest tick, and KVM's totals now; `None` after the manager has ended, or if none
-    /// was attached.
-    pub fn seen(&self) -> Option<(Arc<Live>, Option<MappingStats>)> {
-        let live = self.live()?;
-        let second_level = self.attached.get()?.second_level.as_ref();
-        Some((live, second_level.and_then(|kvm| kvm.mapping_stats().ok())))
-    }
-
-    /// The manager's state at its latest tick; `None` after the manager has ended, or if none was attached.
-    pub fn live(&self) -> Option<Arc<Live>> {
-        self.with_manager(Manager::live)
-    }
-
-    /// Sets the limits on the cost of actions from now on.
-    pub fn set_limits(&self, limits: BudgetLimits) {
-        self.with_manager(|manager| manager.set_limits(limits));
-    }
-
-    /// Sets the largest part of the time for which windows may be out of the guest's reach.
-    pub fn set_out_of_reach(&self, part: OutOfReach) {
-        self.with_manager(|manager| manager.set_out_of_reach(part));
-    }
-
-    /// Sets the price of huge pages on this host; `None`: the policy finds its own.
-    pub fn set_huge_page_price(&self, price: Option<HugePagePrice>) {
-        self.with_manager(|manager| manager.set_huge_page_price(price));
-    }
-
-    /// Whether a daemon makes free blocks of 2 MiB for all guests of this host.
-    pub fn set_supplied(&self, is_supplied: bool) {
-        self.with_manager(|manager| manager.set_supplied(is_supplied));
-    }
-
-    /// Tells the manager of free huge pages that `/proc/buddyinfo` does not count.
-    pub fn promise_huge_pages(&self, pages: u64) {
-        self.with_manager(|manager| manager.promise_huge_pages(pages));
-    }
-
-    /// Switches the policy off or on. With a delay, it acts again after the guest's next sign of progress.
-    pub fn set_off(&self, is_off: bool) {
-        self.with_manager(|manager| {
-            self.is_off.store(is_off, Ordering::Relaxed);
-            match (is_off, self.policy_delay) {
-                (true, _) => manager.pause(),
-                (false, None) => manager.activate(),
-                (false, Some(_)) => {}
-            }
-        });
-    }
-
-    /// Replaces the policy; it is on or off like the one before.
-    ///
-    /// # Errors
-    /// [`SwitchError`]; the previous policy stays.
-    pub fn set_policy(&self, policy: Box<dyn Policy>) -> Result<(), SwitchError> {
-        // Waits for the answer outside the lock: a vCPU's line may need the lock, and a giant promotion in progress
-        // waits for that vCPU.
-        let answer = self.with_manager(|manager| manager.set_policy(policy));
-        answer.map_or(Err(SwitchError::Ended), PolicyAnswer::wait)
-    }
-
-    /// Asks the manager to rest, if there is one.
-    pub fn ask_to_rest(&self) -> Option<RestAnswer> {
-        self.with_manager(Manager::ask_to_rest)
-    }
-
     /// The guest has reset its machine and boots again: its messages belong to a boot that is over. The panic of a
     /// kernel is reported, because it would otherwise have ended the run. A policy with a delay waits again.
     pub fn forget_guest(&self) {
@@ -277,10 +113,6 @@ impl Session {
         if self.policy_delay.is_some() {
             self.with_manager(Manager::pause);
         }
-    }
-
-    fn with_manager<T>(&self, tell: impl FnOnce(&Manager) -> T) -> Option<T> {
-        self.attached.get()?.manager.lock().as_ref().map(|(manager, _)| tell(manager))
     }
 
     /// Processes a line of the guest's console, without its end. Returns `false` if it is not a protocol line.
@@ -448,59 +280,9 @@ impl Session {
         self.log().regions.iter().find(|(of, _)| of == name).map(|(_, range)| *range)
     }
 
-    /// Observes guest RAM once more before the manager and the VM are gone: when the guest has ended, or is no
-    /// longer waited for. A phase without an `end` line gets its counters now.
-    pub fn at_end(&self) -> Option<RamAtEnd> {
-        let attached = self.attached.get()?;
-        let named = self.log().regions.clone();
-        let look = || {
-            let regions: Vec<_> = named.iter().map(|(name, range)| self.region(name, *range)).collect();
-            (self.counters(attached), regions)
-        };
-        let (counters, regions) = attached.in_place(look);
-        let mut log = self.log();
-        let mut is_cut_off = log.phases.is_empty();
-        for open in log.phases.iter_mut().filter(|phase| phase.at_end.is_none()) {
-            (open.at_end, open.is_complete, is_cut_off) = (Some(counters), false, true);
-        }
-        if is_cut_off {
-            log.regions_seen = regions;
-        }
-        Some(RamAtEnd::new(counters, self.ram.bytes().get()))
-    }
-
-    /// Everything that the guest reported, with the rates before and after the manager's actions.
+    /// Takes out what the guest reported, with the rates before and after the manager's actions.
     pub fn observed(&self, manager: Option<&ManagerReport>, process_start: Instant) -> Observed {
-        let mut log = self.log();
-        let tsc_hz = log.tsc_hz;
-        let phases = log.phases.iter().map(|phase| phase.report(tsc_hz, manager)).collect();
-        let mut verification = log.verification.take();
-        if let Some(verification) = &mut verification {
-            verification.first_mismatch = log.mismatch.take();
-        }
-        Observed {
-            phases,
-            regions: std::mem::take(&mut log.regions_seen),
-            figure: log.figure(),
-            hello: log.hello.take(),
-            problem: log.problem.take(),
-            results: std::mem::take(&mut log.results),
-            gaps: std::mem::take(&mut log.gaps),
-            verification,
-            panic: log.panic.take(),
-            kernel_panic: log.kernel_panic.take(),
-            exit: log.exit,
-            has_begun: log.first_line_at.is_some(),
-            malformed: std::mem::take(&mut log.malformed),
-            cut: log.cut.by_name(),
-            vmm: VmmCost {
-                resident_beyond_guest_ram_bytes: log.resident_beyond_guest_ram.map(Bytes::get),
-                first_byte_ms: log
-                    .first_line_at
-                    .filter(|_| log.entry != Some(Entry::Native))
-                    .map(|at| at.duration_since(process_start).as_secs_f64() * 1e3),
-            },
-        }
+        self.log().observed(manager, process_start)
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
@@ -528,148 +310,15 @@ impl Session {
         }
         log.cut.keep("regions", &mut log.regions, REGIONS_MAX, (begin_of(name).to_owned(), range));
     }
-
-    fn activate(&self) {
-        self.with_manager(|manager| {
-            if !self.is_off.load(Ordering::Relaxed) {
-                manager.activate();
-            }
-        });
-    }
-
-    fn fixed_page(&self) -> Option<PageSize> {
-        let backing = self.ram.backing();
-        (backing.kind() == BackingKind::Hugetlb).then(|| backing.start_page())
-    }
-
-    /// Counters of guest RAM now, without those of page tables and KVM.
-    pub fn counters_now(&self) -> Counters {
-        Counters::new(self.ram.claims().steadily(|| self.host_backing()), None)
-    }
-
-    fn counters(&self, attached: &Attached) -> Counters {
-        let host = self.ram.claims().steadily(|| self.host_backing());
-        let kvm = attached.second_level.as_ref().and_then(|kvm| kvm.mapping_stats().ok());
-        Counters::new(host, kvm).with_tables(table_memory(self.host.as_ref()))
-    }
-
-    fn host_backing(&self) -> HostBacking {
-        let mut host = HostBacking::default();
-        let mut sensor = HostBackingSensor::default();
-        for range in self.ram.ranges() {
-            match sensor.sample(self.host.as_ref(), *range, self.fixed_page()) {
-                Err(error) => tracing::warn!("host backing: {error}"),
-                Ok(rows) => {
-                    for row in rows.map(|row| self.ram.claims().known(row)) {
-                        host.add_window(row.resident, row.backing);
-                    }
-                }
-            }
-        }
-        host
-    }
-
-    fn region(&self, name: &str, range: GpaRange) -> Region {
-        let windows = range.windows().len() as u64;
-        let windows_host_large = self.ram.claims().steadily(|| self.windows_host_large(range));
-        let (address, bytes) = (range.start().get(), range.bytes().get());
-        Region { name: name.to_owned(), address, bytes, windows, windows_host_large }
-    }
-
-    fn windows_host_large(&self, range: GpaRange) -> u64 {
-        let mut windows = 0;
-        let mut sensor = HostBackingSensor::default();
-        for part in self.ram.ranges().iter().filter_map(|ram| ram.part(range)) {
-            if let Ok(rows) = sensor.sample(self.host.as_ref(), part, self.fixed_page()) {
-                let is_whole = |row: &WindowBacking| row.backing.is_large() && row.resident == BASE_PAGES_PER_WINDOW;
-                windows += rows.filter(is_whole).count() as u64;
-            }
-        }
-        windows
-    }
-
-    fn resident_beyond_guest_ram(&self) -> Option<Bytes> {
-        let smaps = self.host.read_text("/proc/self/smaps").ok()?;
-        let ram: Vec<_> = self.ram.ranges().iter().map(|range| (range.hva, range.gpa.bytes())).collect();
-        match resident_memory(&smaps, &ram) {
-            Ok(memory) => Some(memory.beyond_guest_ram),
-            Err(error) => {
-                tracing::warn!("cannot read how much memory this process has beside its guest: {error}");
-                None
-            }
-        }
-    }
-}
-
-/// Reason of a Linux kernel's panic, if this line reports one (kernel/panic.c).
-fn kernel_panic(line: &str) -> Option<String> {
-    const SAYS: &str = "Kernel panic - not syncing: ";
-    const CHARACTERS_MAX: usize = 200;
-    let (_, why) = line.split_once(SAYS)?;
-    Some(why.chars().filter(|character| !character.is_control()).take(CHARACTERS_MAX).collect())
-}
-
-impl PhaseLog {
-    fn report(&self, tsc_hz: u64, manager: Option<&ManagerReport>) -> Phase {
-        let end_tsc = self.end_tsc.or(self.marks.last().map(|mark| mark.tsc)).unwrap_or(self.begin_tsc);
-        // In ticks, if the clock's frequency is unknown.
-        let hz_or_one = tsc_hz.max(1) as f64;
-        let seconds = end_tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one;
-        let units = self.marks.last().map_or(0, |mark| mark.done);
-        let first_done = manager.and_then(|manager| manager.first_done_at);
-        let last_done = manager.and_then(|manager| manager.last_done_at);
-        let start = Mark { at: self.began_at, tsc: self.begin_tsc, done: 0 };
-        let before = first_done.and_then(|first| self.marks.all().iter().rev().find(|mark| mark.at <= first));
-        let after = last_done.and_then(|last| {
-            // If a promotion was over before the phase began, the whole phase ran on its result.
-            if last <= self.began_at { Some(&start) } else { self.marks.all().iter().find(|mark| mark.at >= last) }
-        });
-        Phase {
-            name: self.name.clone(),
-            seconds,
-            began_at_s: self.began_at.since_start().as_secs_f64(),
-            at_begin: self.at_begin,
-            at_end: self.at_end.unwrap_or(self.at_begin),
-            is_complete: self.is_complete,
-            units,
-            rate_per_s: self.marks.last().and_then(|last| rate_between(&start, last, tsc_hz)).unwrap_or(0.0),
-            rate_before_promotion_per_s: before.and_then(|mark| rate_between(&start, mark, tsc_hz)),
-            rate_after_promotion_per_s: after
-                .and_then(|mark| self.marks.last().and_then(|last| rate_between(mark, last, tsc_hz))),
-            progress: self
-                .marks
-                .all()
-                .iter()
-                .map(|mark| (mark.tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one, mark.done))
-                .collect(),
-            walks: self.walks,
-        }
-    }
-}
-
-/// Units per second between two marks, by the guest's clock; `None` if they are too close to be meaningful.
-fn rate_between(from: &Mark, to: &Mark, tsc_hz: u64) -> Option<f64> {
-    rate_over(to.done.saturating_sub(from.done), to.tsc.saturating_sub(from.tsc), tsc_hz)
-}
-
-/// Units per second over a number of ticks; `None` if they are too few to be meaningful.
-pub fn rate_over(units: u64, ticks: u64, tsc_hz: u64) -> Option<f64> {
-    /// A progress mark is late by at most one line's exit, tens of microseconds: 1 % of this.
-    const SHORTEST_S: f64 = 0.01;
-    seconds_of(ticks, tsc_hz).filter(|seconds| *seconds >= SHORTEST_S).map(|seconds| units as f64 / seconds)
-}
-
-/// Ticks of the guest's clock in seconds; `None` if its frequency is unknown.
-pub fn seconds_of(ticks: u64, tsc_hz: u64) -> Option<f64> {
-    (tsc_hz > 0).then(|| ticks as f64 / tsc_hz as f64)
 }
 
 #[cfg(test)]
 mod tests {
-    use wideleaf_memory::BackingConfig;
+    use wideleaf_memory::{BackingConfig, BackingKind};
+    use wideleaf_policies::PageSize;
     use wideleaf_policies::units::mib;
 
-    use super::limits::TEXT_MAX;
+    use super::limits::{RESULTS_MAX, TEXT_MAX};
     use super::*;
     use crate::front_end::{NoProgress, Quiet};
 

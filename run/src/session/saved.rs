@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Moment};
 use wideleaf_protocol::Entry;
 
+use super::Session;
 use super::limits::{GAPS_MAX, Mark, Marks, PHASES_MAX, begin_of};
-use super::{Log, PhaseLog, Session};
+use super::log::{Log, PhaseLog};
 use crate::report::{Counters, Gaps, Hello, Measurement, Problem, Verification};
 use crate::text::clean;
 
