@@ -115,14 +115,9 @@ impl RestoredGuest {
 
 /// Name under which a run tells the time from its process's start to the guest's first progress, in seconds.
 pub const FIRST_PROGRESS_S: &str = "first_progress_s";
-/// Name under which a run tells T99 in seconds: see [`speeds`]. Absent if the guest never came to it.
-pub const T99_S: &str = "t99_s";
-/// Name under which a run tells the time lost until T99 against the steady speed, in seconds.
-pub const LOST_S: &str = "lost_s";
-/// Name under which a run tells the share of the steady speed below which no five intervals fell after T99.
-pub const KEPT_SHARE: &str = "kept_share";
-/// Name under which a run tells the share of the hot set on 2 MiB pages at T99, in per cent.
-pub const HUGE_AT_T99_PERCENT: &str = "huge_at_t99_percent";
+/// Name under which a run tells the share of the hot set on 2 MiB pages when the guest is first at full speed, in per
+/// cent: at T99 it is at least that.
+pub const HUGE_AT_FIRST_PERCENT: &str = "huge_at_first_percent";
 /// Name under which a run tells the size of the hot set, in MiB.
 pub const HOT_MIB: &str = "hot_mib";
 /// Name under which a run tells the speed at which its snapshot's file was read right before, in bytes a second.

@@ -17,6 +17,9 @@ use crate::restoring::{Cache, RestoredGuest, Way};
 use crate::results::Results;
 
 mod comparison;
+#[cfg(test)]
+mod fixture;
+mod full_speed;
 mod tables;
 
 /// The `restore` experiment of the catalogue.

@@ -10,7 +10,9 @@
 //!
 //! **Noise.** A machine that other programs share has intervals below 99 % at any time. So five intervals are judged by
 //! their median, which two noisy ones of them do not change. And the five that follow T99 need 99 %, or what the lowest
-//! five of the steady half have, if that is less: that share is told with each T99.
+//! five of steady halves have, if that is less: that share is told with each T99. Of one run alone, the lowest five of
+//! all lie before its steady half as often as in it, so that half of all runs would have a T99 without a meaning. The
+//! steady halves of all rounds count together.
 //!
 //! **Time lost.** The time to T99 without the time in which the work done until then is done at the steady speed. What
 //! the guest did before its first mark is not known, and counts as nothing.
@@ -75,12 +77,18 @@ impl Speeds {
         (half.len() >= STEADY_MIN).then(|| median(half)).filter(|steady| *steady > 0.0)
     }
 
-    /// T99; `None` without a steady speed, or if the guest has no five intervals of 99 % that it keeps.
-    pub fn t99(&self) -> Option<T99> {
+    /// Share of the steady speed that the lowest five intervals of the steady half have, at most 99 %: what the
+    /// machine's other programs leave of it. `None` without a steady speed.
+    pub fn lowest_steady(&self) -> Option<f64> {
+        let shares = self.shares(self.steady()?);
+        Some(shares.into_iter().skip(self.first_of_half()).fold(SHARE, f64::min))
+    }
+
+    /// T99, after which no five intervals fall below the share `kept` of the steady speed. `None` without a steady
+    /// speed, or if the guest has no five intervals of 99 % that are followed by none lower.
+    pub fn t99(&self, kept: f64) -> Option<T99> {
         let steady = self.steady()?;
         let shares = self.shares(steady);
-        let in_half = shares.iter().skip(self.first_of_half()).copied();
-        let kept = in_half.fold(SHARE, f64::min);
         let after_the_last_below = shares.iter().rposition(|share| *share < kept).map_or(0, |last| last + 1);
         let found = (after_the_last_below..shares.len()).find(|first| self.is_fast(*first, steady, &shares))?;
         let at_s = self.begin_of(found);
@@ -93,6 +101,11 @@ impl Speeds {
         let steady = self.steady()?;
         let shares = self.shares(steady);
         (0..shares.len()).find(|first| self.is_fast(*first, steady, &shares)).map(|first| self.begin_of(first))
+    }
+
+    /// Whether it was at full speed before the half in which its speed counts as steady.
+    pub fn is_fast_before_its_half(&self) -> bool {
+        self.first_s().is_some_and(|first_s| first_s < self.begin_of(self.first_of_half()))
     }
 
     /// Median speed of each five neighbouring intervals, as a share of the steady one.
@@ -148,9 +161,14 @@ mod tests {
         Speeds::of(&marks(0.25, &[&[10, 20, 500][..], steady].concat()))
     }
 
+    /// T99 by the noise of these speeds alone.
+    fn alone(speeds: &Speeds) -> Option<T99> {
+        speeds.t99(speeds.lowest_steady()?)
+    }
+
     #[test]
     fn t99_is_the_begin_of_the_first_five_intervals_at_full_speed() {
-        let t99 = with_slow_begin(&[1000; 37]).t99().expect("it comes to full speed");
+        let t99 = alone(&with_slow_begin(&[1000; 37])).expect("it comes to full speed");
         // The five that begin with the second interval have a median of 1000 already, but it is slow itself.
         assert_eq!((t99.at_s * 100.0).round(), 55.0);
         // Of 0.55 s, the work of 530 units took 0.053 s at 10000 units/s.
@@ -162,7 +180,7 @@ mod tests {
     fn single_noisy_intervals_change_nothing_and_a_later_slow_part_counts() {
         let mut steady = [1000; 37];
         (steady[8], steady[20], steady[30]) = (400, 0, 700);
-        let at = |speeds: &Speeds| speeds.t99().map(|t99| (t99.at_s * 100.0).round());
+        let at = |speeds: &Speeds| alone(speeds).map(|t99| (t99.at_s * 100.0).round());
         assert_eq!(at(&with_slow_begin(&steady)), Some(55.0));
         steady[10..14].fill(500);
         // The interval after the four slow ones, which are 13 to 16 of all.
@@ -180,22 +198,27 @@ mod tests {
         let mut steady = [1000; 37];
         steady[25..28].fill(950); // in the steady half
         steady[5..8].fill(960); // before it
-        let t99 = with_slow_begin(&steady).t99().expect("it is not lower than in the steady half");
+        let t99 = alone(&with_slow_begin(&steady)).expect("it is not lower than in the steady half");
         assert_eq!([t99.kept, t99.at_s].map(|of| (of * 100.0).round()), [95.0, 55.0]);
         steady[5..8].fill(940);
-        let later = with_slow_begin(&steady).t99().expect("it comes to it");
-        assert_eq!((later.at_s * 100.0).round(), 135.0, "after the slower ones");
+        let slower = with_slow_begin(&steady);
+        let at = |kept| slower.t99(kept).map(|t99| (t99.at_s * 100.0).round());
+        assert_eq!(
+            (at(0.95), at(0.94)),
+            (Some(135.0), Some(55.0)),
+            "another round had five of 94 % in its steady half"
+        );
     }
 
     #[test]
     fn a_guest_that_becomes_faster_all_the_time_reaches_99_percent_late_and_one_without_marks_never() {
         let growing: Vec<u64> = (1..=40).map(|speed| speed * 100).collect();
         let speeds = Speeds::of(&marks(0.0, &growing));
-        assert!(speeds.t99().is_some_and(|t99| t99.at_s > 2.5), "{:?}", speeds.t99());
+        assert!(alone(&speeds).is_some_and(|t99| t99.at_s > 2.5), "{:?}", alone(&speeds));
         for few in [&[][..], &[(0.5, 3)], &[(0.5, 3), (0.5, 4)]] {
-            assert_eq!((Speeds::of(few).steady(), Speeds::of(few).t99()), (None, None));
+            assert_eq!((Speeds::of(few).lowest_steady(), Speeds::of(few).t99(SHARE)), (None, None));
         }
-        assert_eq!(Speeds::of(&marks(0.0, &[0; 40])).t99(), None, "a guest that stands still has no speed");
+        assert_eq!(Speeds::of(&marks(0.0, &[0; 40])).t99(SHARE), None, "a guest that stands still has no speed");
     }
 
     #[test]

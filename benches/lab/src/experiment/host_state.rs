@@ -5,6 +5,8 @@ use wideleaf::guardian::pool::HeldPool;
 use wideleaf_experiments::definition::{FREE_BLOCKS_AT_BEGIN, HostState};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
+use wideleaf_memory::warming::warm_host_memory;
+use wideleaf_policies::units::mib;
 use wideleaf_run::failure::Failure;
 
 pub mod fragmentation;
@@ -20,6 +22,13 @@ const DRIFT_MAX: u64 = 16;
 const KEPT_BY_KERNEL_MAX: u64 = 8;
 /// Most times that memory is broken up before a run. The note about the run tells how many blocks it began with.
 const BREAKS_MAX: u32 = 2;
+
+/// Makes this much free memory fast, in MiB, right before a clock starts: a hypervisor takes free memory back within
+/// seconds.
+pub(super) fn warm_memory(memory_mib: u64) -> Result<(), Failure> {
+    let cannot = |error| Failure::Host(format!("cannot warm {memory_mib} MiB of memory: {error}"));
+    warm_host_memory(mib(memory_mib)).map_err(cannot)
+}
 
 /// State of the host that is kept from one job to the next if both need it: breaking up memory takes up to a minute.
 #[derive(Debug, Default)]

@@ -7,10 +7,9 @@ use indicatif::ProgressBar;
 use wideleaf_experiments::definition::Job;
 use wideleaf_experiments::results::{Run, RunOutcome};
 use wideleaf_experiments::schedule::{self, Turn};
-use wideleaf_memory::warming::warm_host_memory;
-use wideleaf_policies::units::mib;
 
 use crate::experiment::failures::is_of_guest;
+use crate::experiment::host_state::warm_memory;
 use crate::experiment::jobs::{self, KeptBetweenJobs};
 use crate::experiment::store::Store;
 use wideleaf::progress::visible_bar;
@@ -103,8 +102,7 @@ impl Runner<'_> {
         kept: &mut KeptBetweenJobs,
         working_set_mib: u64,
     ) -> Result<wideleaf_experiments::results::Measured, Failure> {
-        warm_host_memory(mib(working_set_mib))
-            .map_err(|error| Failure::Host(format!("cannot warm {working_set_mib} MiB of memory: {error}")))?;
+        warm_memory(working_set_mib)?;
         jobs::run(job, kept, self.interrupts)
     }
 }

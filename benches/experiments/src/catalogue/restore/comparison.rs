@@ -4,51 +4,21 @@ use wideleaf_measure::figures::{Bar, Limit};
 use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict, median};
 use wideleaf_measure::table::Cell;
 
+use super::full_speed::{t99s, told_if_restored};
 use super::{ARMS, COPIES, IN_QEMU, MOVED, NEVER_SAVED};
-use crate::disturbance::WATCHED_S;
 use crate::metric::{Better, Metric};
 use crate::restoring::speeds::limit_s;
-use crate::restoring::{DISK_MIB, HOT_MIB, HUGE_AT_T99_PERCENT, READ_BYTES_PER_S, STORED_MIB, T99_S};
+use crate::restoring::{DISK_MIB, HOT_MIB, HUGE_AT_FIRST_PERCENT, READ_BYTES_PER_S, STORED_MIB};
 use crate::results::Results;
 
 /// Largest T99 as a ratio to 1.3 times the time in which the hot set is read, and 50 ms.
 const OF_LIMIT_MAX: f64 = 1.0;
 /// Number of times that T99 is to be shorter than with copies of 4 KiB, and than in QEMU.
 const TIMES_SHORTER_MIN: f64 = 5.0;
-/// Smallest share of the hot set on 2 MiB pages at T99, in per cent.
+/// Smallest share of the hot set on 2 MiB pages when first at 99 %, in per cent.
 const HUGE_PERCENT_MIN: f64 = 99.0;
 /// Largest size of a snapshot's files as a ratio to pages that are not zero.
 const DISK_MAX: f64 = 1.05;
-
-/// Smallest share of the steady speed of a guest that was never saved at which a restored one counts as restored. The
-/// speed of a guest that still waits for most of its pages is steady too. Base pages alone cost GUPS a third.
-const RESTORED_FROM: f64 = 0.5;
-
-/// Whether the steady speed of a guest in a round is that of a restored one.
-pub(super) fn is_restored(results: &Results, case: &str, arm: &str, round: u32) -> bool {
-    let speed = |arm: &str| {
-        let speeds = results.values(case, arm, Metric::Figure);
-        speeds.into_iter().find(|(of, _)| *of == round).map(|(_, speed)| speed)
-    };
-    speed(NEVER_SAVED).is_none_or(|full| speed(arm).is_some_and(|speed| speed >= RESTORED_FROM * full))
-}
-
-/// A number that runs tell about their T99, by round. A guest that was not restored while it was watched has none.
-pub(super) fn told_at_t99(results: &Results, case: &str, arm: &str, name: &str) -> Vec<(u32, f64)> {
-    let told = results.told(case, arm, name).into_iter();
-    told.filter(|(round, _)| is_restored(results, case, arm, *round)).collect()
-}
-
-/// T99 of an arm by round, in seconds, and whether it came. A guest that never came to it, or that was not restored
-/// while it was watched, has the time for which it was watched: a lower bound.
-pub(super) fn t99s(results: &Results, case: &str, arm: &str) -> Vec<(u32, f64, bool)> {
-    let came = told_at_t99(results, case, arm, T99_S);
-    let of = |(round, watched): (u32, f64)| {
-        let time = came.iter().find(|(of, _)| *of == round).map(|(_, time)| *time);
-        (round, time.unwrap_or(watched), time.is_some())
-    };
-    results.told(case, arm, WATCHED_S).into_iter().map(of).collect()
-}
 
 /// T99 of an arm as a ratio to that of `moved`, round by round: an upper bound where `moved` never came to it. `None`
 /// stands for a round in which neither came.
@@ -169,9 +139,9 @@ pub(super) fn bars(results: &Results, case: &str) -> Vec<Bar> {
         let what = format!("{case}: T99 of `{arm}` as a ratio to 1.3 x hot set / read bandwidth + 50 ms");
         Some(Bar::new(what, Cell::number(ratio, 2, ""), Limit::AtMost(OF_LIMIT_MAX)))
     };
-    let huge = values_of(told_at_t99(results, case, MOVED, HUGE_AT_T99_PERCENT));
+    let huge = values_of(told_if_restored(results, case, MOVED, HUGE_AT_FIRST_PERCENT));
     let huge = median_of(huge).map(|percent| {
-        let what = format!("{case}: hot set on 2 MiB pages at T99");
+        let what = format!("{case}: hot set on 2 MiB pages when first at 99 %");
         Bar::new(what, Cell::number(percent, 1, "%"), Limit::AtLeast(HUGE_PERCENT_MIN))
     });
     let disk = disk_share(results, case).map(|share| {
@@ -184,10 +154,10 @@ pub(super) fn bars(results: &Results, case: &str) -> Vec<Bar> {
 #[cfg(test)]
 mod tests {
     use super::super::Restore;
+    use super::super::fixture::come_to_full_speed;
     use super::*;
     use crate::catalogue::Catalogued as _;
     use crate::catalogue::fixture::{host, results_of};
-    use crate::restoring::FIRST_PROGRESS_S;
     use crate::results::RunOutcome;
 
     /// Results in which each arm has this T99, if it comes.
@@ -197,16 +167,14 @@ mod tests {
             let time = t99(&run.case, &run.arm);
             let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
             let told = [
-                (WATCHED_S, 6.0),
-                (FIRST_PROGRESS_S, 0.01),
                 (HOT_MIB, 1024.0),
                 (READ_BYTES_PER_S, f64::from(1 << 30)),
-                (HUGE_AT_T99_PERCENT, 99.5),
+                (HUGE_AT_FIRST_PERCENT, 99.5),
                 (STORED_MIB, 1000.0),
                 (DISK_MIB, 1010.0),
             ];
             measured.told.extend(told.map(|(name, value)| (name.to_owned(), value)));
-            measured.told.extend(time.map(|time| (T99_S.to_owned(), time)));
+            come_to_full_speed(measured, 6.0, time);
         }
         results
     }
@@ -255,7 +223,7 @@ mod tests {
         let mut results = made_up(|_, _| None);
         for run in &mut results.runs {
             let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
-            measured.told.extend(t99(&run.arm, run.round).map(|time| (T99_S.to_owned(), time)));
+            come_to_full_speed(measured, 6.0, t99(&run.arm, run.round));
         }
         results
     }
@@ -296,7 +264,7 @@ mod tests {
         let came = |arm: &str| t99s(&results, "GUPS 1 GiB, cold", arm).iter().all(|(.., has_come)| *has_come);
         assert_eq!((came(MOVED), came(super::super::MAPPED)), (true, false), "half of 1e8 is not reached");
         assert!(to_moved(&results, "GUPS 1 GiB, cold", super::super::MAPPED).iter().all(|ratio| *ratio > 50.0));
-        let huge = |arm: &str| told_at_t99(&results, "GUPS 1 GiB, cold", arm, HUGE_AT_T99_PERCENT).len();
+        let huge = |arm: &str| told_if_restored(&results, "GUPS 1 GiB, cold", arm, HUGE_AT_FIRST_PERCENT).len();
         assert_eq!((huge(MOVED), huge(super::super::MAPPED)), (6, 0));
     }
 

@@ -1,17 +1,18 @@
 //! The tables of `restore`: the targets, the figures of each case, the snapshots, and what is left out.
 
-use super::comparison::{bars, is_restored, t99s, to_moved, told_at_t99};
+use super::comparison::{bars, to_moved};
+use super::full_speed::{is_restored, speeds, t99_by_round, t99s, told_if_restored};
 use super::{ARMS, IN_QEMU, LEFT_OUT, MOVED, NEVER_SAVED};
 use crate::definition::{Arm, Case};
 use crate::metric::{Better, Metric};
 use crate::report::common_sections::interval;
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
-use crate::restoring::speeds::Speeds;
+use crate::restoring::speeds::T99;
 use crate::restoring::{
-    CACHED_PERCENT, DISK_MIB, FILLED_S, FIRST_PROGRESS_S, HOT_MIB, HUGE_AT_T99_PERCENT, KEPT_SHARE, LOST_S, PAUSE_MS,
-    READ_BYTES_PER_S, SAVE_ROUNDS, SAVE_S, STORED_MIB, WAIT_MAX_US, WAIT_P50_US, WAIT_P99_US,
+    CACHED_PERCENT, DISK_MIB, FILLED_S, FIRST_PROGRESS_S, HOT_MIB, HUGE_AT_FIRST_PERCENT, PAUSE_MS, READ_BYTES_PER_S,
+    SAVE_ROUNDS, SAVE_S, STORED_MIB, WAIT_MAX_US, WAIT_P50_US, WAIT_P99_US,
 };
-use crate::results::{Measured, Results, Run};
+use crate::results::{Results, Run};
 use crate::time_to_coverage::{LEGEND, NOT_REACHED, in_words};
 use wideleaf_measure::event_times::EventTimes;
 use wideleaf_measure::statistics::{Comparison, Verdict, median_interval};
@@ -22,13 +23,13 @@ pub(super) fn sections(results: &Results) -> Vec<Section> {
     let what = format!(
         "Times count from the start of the process. T99 is the begin of the first progress interval of 99 % of the \
          steady speed that begins five intervals with a median of 99 %, after which no five fall lower than 99 %, or \
-         than the lowest five of the steady half (`kept`). The steady speed is the median of the intervals in the last \
-         half of the time; `>` is a lower bound, where a guest never came to it, or where its steady speed is below \
-         half of that of the guest that was never saved: then it still waits for its pages, and has no other number \
-         about T99 either. A ratio to a bound of `{MOVED}` is an upper bound. `first at 99 %` does not look at what \
-         comes after: where it is far below T99, other programs of the machine slowed the guest down in between, or \
-         the restore did; {LEGEND} Time lost is T99 without \
-         the time that the work done until then takes at the steady speed. The guest's waits are those for the \
+         than the lowest five of the steady halves of all rounds (`kept`). The steady speed is the median of the \
+         intervals in the last half of the time; `>` is a lower bound, where a guest never came to it, or where its \
+         steady speed is below half of that of the guest that was never saved: then it still waits for its pages, and \
+         has no other number about T99 either. A ratio to a bound of `{MOVED}` is an upper bound. `first at 99 %` does \
+         not look at what comes after: where it is far below T99, other programs of the machine slowed the guest down \
+         in between, or the restore did; {LEGEND} Time lost is T99 without the time that the work done until then \
+         takes at the steady speed. The guest's waits are those for the \
          restore's threads; a mapped file has none that it tells, and QEMU's guest does not run before all of it is \
          read. The hot set is looked at from outside every 50 ms. {}",
         Verdict::LEGEND
@@ -80,7 +81,7 @@ fn of_case(results: &Results, case: &Case) -> Grid {
         Column::number(format!("steady, {}", case.unit)),
         Column::number(format!("steady : {NEVER_SAVED}")),
         Column::number("kept, %"),
-        Column::number("hot set huge at T99, %"),
+        Column::number("hot set huge when first at 99 %, %"),
         Column::number("the same at the end, %"),
         Column::number("wait p50, us"),
         Column::number("p99, us"),
@@ -90,7 +91,10 @@ fn of_case(results: &Results, case: &Case) -> Grid {
     let row = |arm: &Arm| {
         let of = |name| values(&results.told(&case.name, &arm.name, name));
         let told = |name| interval(&of(name));
-        let at_t99 = |name| values(&told_at_t99(results, &case.name, &arm.name, name));
+        let if_restored = |name| values(&told_if_restored(results, &case.name, &arm.name, name));
+        let t99s: Vec<T99> =
+            t99_by_round(results, &case.name, &arm.name).into_iter().filter_map(|(_, t99)| t99).collect();
+        let of_t99 = |number: fn(&T99) -> f64| t99s.iter().map(number).collect::<Vec<_>>();
         let times = |factor: f64, of: Vec<f64>| interval(&of.iter().map(|value| value * factor).collect::<Vec<_>>());
         let speeds = values(&results.values(&case.name, &arm.name, Metric::Figure));
         if speeds.is_empty() {
@@ -105,12 +109,12 @@ fn of_case(results: &Results, case: &Case) -> Grid {
             t99_in_words(results, &case.name, &arm.name),
             firsts_in_words(&firsts(results, &case.name, &arm.name)),
             if is_reference(MOVED) { "1".into() } else { compared(&ratio, Better::Lower) },
-            interval(&at_t99(LOST_S)),
+            interval(&of_t99(|t99| t99.lost_s)),
             times(1e3, of(FIRST_PROGRESS_S)),
             interval(&speeds),
             if is_reference(NEVER_SAVED) { "1".into() } else { compared(&steady, Better::Higher) },
-            times(100.0, at_t99(KEPT_SHARE)),
-            interval(&at_t99(HUGE_AT_T99_PERCENT)),
+            times(100.0, of_t99(|t99| t99.kept)),
+            interval(&if_restored(HUGE_AT_FIRST_PERCENT)),
             interval(&values(&results.values(&case.name, &arm.name, Metric::CoveragePercent))),
             told(WAIT_P50_US),
             told(WAIT_P99_US),
@@ -134,12 +138,7 @@ fn t99_in_words(results: &Results, case: &str, arm: &str) -> String {
 
 /// Times at which an arm was first at its steady speed, if that is the speed of a restored guest.
 fn firsts(results: &Results, case: &str, arm: &str) -> EventTimes {
-    let first = |run: &Run| {
-        let Measured { series, told, .. } = run.measured()?;
-        let intervals = series.iter().filter_map(|sample| Some((sample.at_s, sample.rate_per_s?))).collect();
-        let first_s = Speeds::of_intervals(*told.get(FIRST_PROGRESS_S)?, intervals).first_s();
-        Some(first_s.filter(|_| is_restored(results, case, arm, run.round)))
-    };
+    let first = |run: &Run| Some(speeds(run)?.first_s().filter(|_| is_restored(results, case, arm, run.round)));
     results.runs_of(case, arm).filter_map(first).collect()
 }
 
@@ -198,12 +197,11 @@ fn pictured(results: &Results) -> Bars {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::come_to_full_speed;
     use super::super::{COPIES, Restore};
     use super::*;
     use crate::catalogue::Catalogued as _;
     use crate::catalogue::fixture::{host, results_of};
-    use crate::disturbance::WATCHED_S;
-    use crate::restoring::T99_S;
     use crate::results::RunOutcome;
 
     fn results(t99: impl Fn(&str) -> Option<f64>) -> Results {
@@ -211,9 +209,8 @@ mod tests {
         for run in &mut results.runs {
             let time = t99(&run.arm);
             let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
-            measured.told.insert(WATCHED_S.into(), 8.0);
             measured.told.insert(READ_BYTES_PER_S.into(), f64::from(1_u32 << 31));
-            measured.told.extend(time.map(|time| (T99_S.to_owned(), time)));
+            come_to_full_speed(measured, 8.0, time);
         }
         results
     }
