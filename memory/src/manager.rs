@@ -9,7 +9,7 @@
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
 //!   when the next one comes: pacing.rs, quiet.rs, and scans all windows: latest_scan.rs
-//!   what readers see: live.rs, report.rs      its thread: thread.rs
+//!   what readers see: live.rs, report.rs      its thread: thread.rs, orders.rs
 //! ```
 //!
 //! No failure ends the loop. It is counted under its own name, and the loop asks the window or the sensor again
@@ -54,6 +54,7 @@ mod managed_vm;
 mod mechanisms;
 mod node_sight;
 mod nodes;
+mod orders;
 mod pacing;
 mod quiet;
 mod reach;

@@ -414,6 +414,9 @@ pub struct ManagerSummary {
     pub policy_changes: Vec<PolicyChange>,
     /// Number of rounds of the loop.
     pub ticks: u64,
+    /// Number of those at which the guest was paused, so that samples rested.
+    #[serde(default)]
+    pub ticks_paused: u64,
     /// Actions by `mechanism.result`, and policies' own counters as `policy.name`.
     pub outcomes: BTreeMap<String, u64>,
     /// Failures of sensors, by name.

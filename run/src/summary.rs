@@ -18,6 +18,7 @@ pub fn summarise(report: &ManagerReport) -> ManagerSummary {
     ManagerSummary {
         policy_changes: policy_changes(report),
         ticks: report.ticks,
+        ticks_paused: report.ticks_paused,
         outcomes: outcomes(report),
         sensor_failures: report.sensor_failures.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
         budget_refusals: report.budget_refusals,

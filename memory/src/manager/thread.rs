@@ -8,22 +8,19 @@
 //! A new policy takes over between two ticks, in any of these states, and its requester gets a reply. A request to
 //! rest works the same way: the loop stays idle until it is released.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use wideleaf_policies::{BudgetLimits, HugePagePrice, Policy};
 
-use super::huge_page_backoff::SHORTAGE_PULSE;
 use super::live::{self, Live, LiveSlot};
 use super::managed_vm::ManagedVm;
+use super::orders::{Closing, Next, Orders, RunState, Wish};
 use super::pacing::Pacing;
 use super::quiet::Quiet;
-use super::recovering::EVENT_PULSE;
 use super::report::ManagerReport;
 use super::sampling::SharedAccess;
 use super::steering::Steering;
@@ -36,7 +33,7 @@ use crate::sandboxed::{ThreadWork, thread_starts};
 
 /// Handle of a loop that runs in its thread.
 pub struct Manager {
-    shared: Arc<Shared>,
+    orders: Arc<Orders>,
     should_stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<ManagerReport>>,
     first_touch: Option<FirstTouch>,
@@ -112,62 +109,6 @@ pub enum ManagerError {
     },
 }
 
-#[derive(Default)]
-struct Shared {
-    wanted: Mutex<Wanted>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Wanted {
-    run: RunState,
-    wishes: VecDeque<Wish>,
-}
-
-/// A request that the loop serves between two ticks.
-enum Wish {
-    /// A new policy takes over; `answer` receives the result.
-    Policy { policy: Box<dyn Policy>, answer: Sender<Result<(), SwitchError>> },
-    /// The loop rests and says so, then waits for a policy to begin anew with, or for the end of the request.
-    Rest { rests: Sender<()>, goes_on: Receiver<Box<dyn Policy>> },
-}
-
-impl Wish {
-    fn come_true(self, work: &mut ManagerLoop) {
-        match self {
-            // The requester may have gone in the meantime.
-            Wish::Policy { policy, answer } => drop(answer.send(work.switch_policy(policy))),
-            Wish::Rest { rests, goes_on } => {
-                work.rest();
-                let _ = rests.send(());
-                if let Ok(policy) = goes_on.recv() {
-                    work.begin_anew(policy);
-                }
-            }
-        }
-    }
-}
-
-/// Next step of the thread.
-enum Next {
-    Tick,
-    Do(Wish),
-    End,
-}
-
-/// State that the thread is to be in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum RunState {
-    /// Waits for the first call.
-    #[default]
-    Waiting,
-    /// Ticks, the next one at once.
-    Called,
-    /// Ticks at their time.
-    Active,
-    Stopping,
-}
-
 impl Manager {
     /// Starts the loop's thread, which waits until [`Manager::activate`]. The service of a policy that decides at
     /// first touch or reserves frames starts now: memory touched before could not be decided about later.
@@ -188,7 +129,7 @@ impl Manager {
     /// # Errors
     /// The same as for [`Manager::spawn`].
     pub fn spawn_loop(mut work: ManagerLoop) -> Result<Manager, ManagerError> {
-        let shared = Arc::<Shared>::default();
+        let orders = Arc::<Orders>::default();
         let first_touch =
             work.first_touch().map_err(|source| ManagerError::FirstTouch { policy: work.report.policy, source })?;
         let reserved_frames = work
@@ -199,17 +140,17 @@ impl Manager {
         let (steering, live) = (work.steering.clone(), work.publisher.slot());
         let (host, access) = (work.host.clone(), work.access.clone());
         let thread = {
-            let shared = shared.clone();
+            let orders = orders.clone();
             std::thread::Builder::new().name("manager".into()).spawn(move || {
                 thread_starts(ThreadWork::Loop);
-                let _closing = Closing(&shared);
+                let _closing = Closing(&orders);
                 let mut pacing = Pacing::new(&work.config, work.host.now());
                 let mut quiet = Quiet::new(work.host.clone(), {
-                    let shared = shared.clone();
-                    move || shared.look()
+                    let orders = orders.clone();
+                    move || orders.look()
                 });
                 while !work.has_ended() {
-                    match shared.next(&mut work, &pacing, &mut quiet) {
+                    match orders.next(&mut work, &pacing, &mut quiet) {
                         Next::Tick => {
                             let done = work.tick();
                             let pace = work.pace(done);
@@ -223,7 +164,7 @@ impl Manager {
             })?
         };
         let thread = Some(thread);
-        Ok(Manager { shared, should_stop, thread, first_touch, reserved_frames, host, access, steering, live })
+        Ok(Manager { orders, should_stop, thread, first_touch, reserved_frames, host, access, steering, live })
     }
 
     /// Calls `look` while every window is where the guest sees it. Between ticks the access sensor has some windows
@@ -239,20 +180,20 @@ impl Manager {
     /// Lets the loop act.
     pub fn activate(&self) {
         self.steering.set_paused(false);
-        self.shared.set(RunState::Called);
+        self.orders.set(RunState::Called);
     }
 
     /// Lets the loop sense but not act, also before it was ever active. It finishes its present action, within some
     /// milliseconds; a giant that is being moved arrives.
     pub fn pause(&self) {
         self.steering.set_paused(true);
-        self.shared.set(RunState::Called);
+        self.orders.set(RunState::Called);
     }
 
     /// Has the loop look now whether a tick is urgent, and not at its next pulse: an event of its guest has begun or
     /// ended.
     pub fn look(&self) {
-        self.shared.look();
+        self.orders.look();
     }
 
     /// Changes the limits on the cost of actions from the next tick on. A recording keeps the limits it began with.
@@ -270,7 +211,10 @@ impl Manager {
     /// windows that may give theirs back. It holds until the next one; `None`: the policy finds its own price.
     pub fn set_huge_page_price(&self, price: Option<HugePagePrice>) {
         self.steering.set_price(price);
-        self.shared.look();
+        // The daemon sets the price each second: only an allowance is urgent.
+        if self.steering.has_new_allowance() {
+            self.orders.look();
+        }
     }
 
     /// Whether another process makes free blocks of 2 MiB for the whole host. The loop's own supply
@@ -280,17 +224,17 @@ impl Manager {
     }
 
     /// Tells the loop of free huge pages that `/proc/buddyinfo` does not count. If windows wait for huge pages, that
-    /// many more requests are made at the next pulse.
+    /// many more requests are made at once.
     pub fn promise_huge_pages(&self, pages: u64) {
         self.steering.promise(pages);
-        self.shared.look();
+        self.orders.look();
     }
 
     /// Requests another policy, which takes over before the next tick; also before the loop was ever active, and
     /// while it is paused. A vCPU thread must not wait for the answer: a giant under way waits for the vCPUs.
     pub fn set_policy(&self, policy: Box<dyn Policy>) -> PolicyAnswer {
         let (answer, heard) = channel();
-        self.shared.wish(Wish::Policy { policy, answer });
+        self.orders.wish(Wish::Policy { policy, answer });
         PolicyAnswer(heard)
     }
 
@@ -299,7 +243,7 @@ impl Manager {
     /// answer: a giant under way waits for the vCPUs.
     pub fn ask_to_rest(&self) -> RestAnswer {
         let ((rests, heard), (resting, goes_on)) = (channel(), channel());
-        self.shared.wish(Wish::Rest { rests, goes_on });
+        self.orders.wish(Wish::Rest { rests, goes_on });
         RestAnswer(Resting(resting), heard)
     }
 
@@ -325,7 +269,7 @@ impl Manager {
 
     fn end(&self) {
         self.should_stop.store(true, Ordering::Relaxed);
-        self.shared.set(RunState::Stopping);
+        self.orders.set(RunState::Stopping);
     }
 }
 
@@ -335,99 +279,5 @@ impl Drop for Manager {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-impl Shared {
-    fn set(&self, state: RunState) {
-        let mut wanted = self.wanted.lock();
-        if wanted.run != RunState::Stopping {
-            wanted.run = state;
-        }
-        self.changed.notify_all();
-    }
-
-    /// Queues the wish. A loop that ends drops it, which answers the requester.
-    fn wish(&self, wish: Wish) {
-        let mut wanted = self.wanted.lock();
-        if wanted.run != RunState::Stopping {
-            wanted.wishes.push_back(wish);
-        }
-        self.changed.notify_all();
-    }
-
-    /// Has the loop look now whether a tick is urgent, if it waits for its next pulse or tick.
-    fn look(&self) {
-        /// A look reads small files. One that takes longer is not waited for: the next pulse sees the same.
-        const LOOKS_WITHIN: Duration = Duration::from_millis(10);
-        // The loop holds this lock from its latest look until it waits, so that it misses no notification.
-        let _waiting = self.wanted.try_lock_for(LOOKS_WITHIN);
-        self.changed.notify_all();
-    }
-
-    /// Waits for the next tick, a wish, or the order to stop. At each pulse and each notification the loop says whether
-    /// a tick is urgent. While not active, waits for any order.
-    fn next(&self, work: &mut ManagerLoop, pacing: &Pacing, quiet: &mut Quiet) -> Next {
-        let mut wanted = self.wanted.lock();
-        let (mut has_paused, until) = (false, Instant::now() + pacing.pause());
-        loop {
-            match wanted.run {
-                RunState::Stopping => return Next::End,
-                RunState::Waiting | RunState::Called | RunState::Active if !wanted.wishes.is_empty() => {
-                    if wanted.run == RunState::Active {
-                        wanted.run = RunState::Called;
-                    }
-                    return Next::Do(wanted.wishes.pop_front().expect("it was looked at under this lock"));
-                }
-                RunState::Waiting => self.changed.wait(&mut wanted),
-                RunState::Called => {
-                    wanted.run = RunState::Active;
-                    has_paused = true;
-                }
-                RunState::Active if !has_paused => {
-                    let pulse = work.next_pulse(quiet).map_or(until, |pulse| until.min(Instant::now() + pulse));
-                    self.changed.wait_until(&mut wanted, pulse);
-                    has_paused =
-                        Instant::now() >= until || (wanted.run == RunState::Active && work.is_tick_urgent(pacing));
-                }
-                RunState::Active => return Next::Tick,
-            }
-        }
-    }
-}
-
-impl ManagerLoop {
-    /// Time until the loop looks again whether a tick is urgent; `None`: at the next tick, or when it is notified.
-    fn next_pulse(&self, quiet: &mut Quiet) -> Option<Duration> {
-        let pulse = self.config.pulse?;
-        match () {
-            () if self.is_in_event() => Some(pulse.min(EVENT_PULSE)),
-            () if self.huge_pages.is_waited_for() => Some(pulse.min(SHORTAGE_PULSE)),
-            // A gate changes without a notification.
-            () if self.vms.iter().any(|vm| vm.managed.gate.is_some()) => Some(pulse),
-            () => (!quiet.begins()).then_some(pulse),
-        }
-    }
-
-    fn is_tick_urgent(&mut self, pacing: &Pacing) -> bool {
-        let host = Arc::clone(&self.host);
-        self.has_gate_changed()
-            || self.has_event()
-            || self.steering.has_new_allowance()
-            || self.is_promised_a_page()
-            || (pacing.is_rested(host.as_ref())
-                && (self.huge_pages.has_new_block(host.as_ref()) || self.has_urgent_sample()))
-            || self.has_new_memory()
-    }
-}
-
-/// Closes the queue when the thread has ended for any reason, so that no requester waits for an answer.
-struct Closing<'a>(&'a Shared);
-
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        let mut wanted = self.0.wanted.lock();
-        wanted.run = RunState::Stopping;
-        wanted.wishes.clear();
     }
 }

@@ -178,7 +178,7 @@ pub(crate) fn before_pause(report: &SaveReport) -> Option<BeforePauseView> {
 fn paid(time: Duration, counters: FaultCounters) -> BeforePauseView {
     BeforePauseView {
         seconds: time.as_secs_f64(),
-        system_ms: counters.system_time.as_secs_f64() * 1e3,
+        system_ms: counters.time_in_kernel().as_secs_f64() * 1e3,
         faults: counters.faults,
         exits: counters.exits,
     }
