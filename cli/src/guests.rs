@@ -30,6 +30,8 @@ const LIST_EXAMPLES: &str = "\
 Without a daemon, if its socket is closed to this user, or with --no-daemon, the command reads the processes itself:
 read-only, with a note for each missing figure and its remedy.
 
+A line below the table names the VMs that were scanned a minute ago or before; JSON has `scan_age_s` of each.
+
 In JSON, sizes are bytes, times are seconds, and shares (cpu_share, coverage, walk_share) are ten-thousandths: 5000 is
 50 %.
 

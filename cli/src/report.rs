@@ -407,6 +407,9 @@ fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
         Bytes::new(manager.bloat_bytes),
         manager.budget_refusals
     );
+    if manager.ticks_paused > 0 {
+        let _ = writeln!(out, "  manager: the guest was paused at {} ticks: no samples", manager.ticks_paused);
+    }
 }
 
 fn write_sensor(out: &mut String, name: &str, sensor: &SensorSummary) {

@@ -39,6 +39,11 @@ pub trait Gate: Send + Sync {
         self.keeps_holes() != Some(KeptHoles::Watched)
     }
 
+    /// Whether the guest stands still, so that it uses none of its memory.
+    fn is_paused(&self) -> bool {
+        false
+    }
+
     /// Events so far that may have made windows small; `now` is the moment of the call. Without them there are no
     /// recoveries.
     fn events(&self, now: Moment) -> Events {

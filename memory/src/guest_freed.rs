@@ -62,7 +62,7 @@ pub struct GivenBackCounters {
     pub deflated: u64,
     /// Pages reported as free.
     pub reported: u64,
-    /// Pages released to the host.
+    /// Pages released to the host that were in memory. A page that the guest never touched frees nothing.
     pub released: u64,
     /// Pages left in place when they were given back, because releasing them would have broken a larger page, or could
     /// not be done then.
@@ -226,13 +226,14 @@ impl GivenBackPages {
         self.windows.get(&window).map(|pages| pages.inflated.without(pages.released)).unwrap_or_default()
     }
 
-    /// Records that these pages were released just now. Those that are not inflated were reported.
-    pub(crate) fn mark_released(&mut self, window: WindowIndex, released: PageSet) {
+    /// Records that these pages were released just now, of which that number were in memory. Those that are not
+    /// inflated were reported.
+    pub(crate) fn mark_released(&mut self, window: WindowIndex, released: PageSet, in_memory: u16) {
         let pages = self.windows.entry(window).or_default();
         pages.released = pages.released.with(released.and(pages.inflated));
         pages.reported = pages.reported.with(released.without(pages.inflated));
         pages.is_due = false;
-        self.counters.released += u64::from(released.len());
+        self.counters.released += u64::from(in_memory);
     }
 
     /// Begins to note released pages for a save: a release changes what the guest reads, and no dirty log has it.

@@ -331,6 +331,7 @@ impl ManagerLoop {
         self.huge_pages.begin_tick(self.host.as_ref());
         self.take_promises();
         self.ask_gates();
+        self.ask_pauses();
         self.ask_events();
         let is_giant_over = self.finish_giant();
         self.finish_samples();
@@ -388,11 +389,12 @@ impl ManagerLoop {
         self.config.out_of_reach.shorten(self.config.limits)
     }
 
-    /// Begins the next samples of the VMs that may be disturbed by them.
+    /// Begins the next samples of the VMs that may be disturbed by them and are not paused.
     fn start_samples(&mut self, snapshot: &Snapshot) {
         let uses_zero = self.policy.lock().uses_zero();
         let is_short = snapshot.host.is_some_and(|host| host.huge_pages != HugePages::Plenty);
-        for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
+        let now = self.host.now();
+        for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_sampled(now)) {
             let access = |of: &[usize]| {
                 let policy = self.policy.lock();
                 of.iter().map(|row| Wish::of(policy.as_ref(), rows, *row)).collect()
@@ -420,9 +422,10 @@ impl ManagerLoop {
 
     /// How soon the next tick should come, after one that did `done` actions.
     fn pace(&self, done: u64) -> Pace {
+        let now = self.host.now();
         if done > 0 || self.is_recovering() || self.policy.lock().is_measuring() {
             Pace::Acting
-        } else if self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting()) {
+        } else if self.vms.iter().any(|vm| vm.may_be_sampled(now) && vm.sampling.is_bursting()) {
             Pace::Sampling
         } else {
             Pace::Idle
@@ -437,7 +440,7 @@ impl ManagerLoop {
     /// Whether windows wait for an urgent sample that could begin now.
     fn has_urgent_sample(&self) -> bool {
         let now = self.host.now();
-        self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_urgent(now))
+        self.vms.iter().any(|vm| vm.may_be_sampled(now) && vm.sampling.is_urgent(now))
     }
 
     /// Counts so far.

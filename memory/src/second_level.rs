@@ -64,6 +64,10 @@ pub struct FaultCounters {
     /// CPU time of the vCPUs' threads in the kernel, without the time in the guest. It grows by ticks of the kernel's
     /// timer.
     pub system_time: Duration,
+    /// All CPU time of these threads by the same ticks, with the time in the guest.
+    pub ticked_time: Duration,
+    /// All CPU time of these threads, exact.
+    pub cpu_time: Duration,
 }
 
 impl FaultCounters {
@@ -73,7 +77,19 @@ impl FaultCounters {
             faults: self.faults.checked_sub(before.faults)?,
             exits: self.exits.checked_sub(before.exits)?,
             system_time: self.system_time.checked_sub(before.system_time)?,
+            ticked_time: self.ticked_time.checked_sub(before.ticked_time)?,
+            cpu_time: self.cpu_time.checked_sub(before.cpu_time)?,
         })
+    }
+
+    /// CPU time in the kernel, of what was counted in some time: the exact CPU time, of which ticks tell the part. No
+    /// clock has that part alone, and ticks alone miss much of a thread that runs for less than a tick after each of
+    /// its timers. Linux scales the times of proc_pid_stat(5) likewise (`cputime_adjust`, kernel/sched/cputime.c).
+    pub fn time_in_kernel(&self) -> Duration {
+        let [system, ticked, all] = [self.system_time, self.ticked_time, self.cpu_time].map(|time| time.as_nanos());
+        // Without ticks, nothing is known of the part; the three clocks are read one after the other.
+        let in_kernel = (all * system).checked_div(ticked).unwrap_or(0).min(all);
+        Duration::from_nanos(u64::try_from(in_kernel).unwrap_or(u64::MAX))
     }
 }
 
@@ -169,6 +185,12 @@ pub trait SecondLevel: Send + Sync {
     /// [`SecondLevelError`] if nothing was paused.
     fn resume(&self) -> Result<(), SecondLevelError>;
 
+    /// Whether no vCPU runs guest code, and none will before a pause is undone, whichever part of the VMM has paused
+    /// them. `false` where that is not known.
+    fn is_paused(&self) -> bool {
+        false
+    }
+
     /// Paging mode of each vCPU, in order, with the root of its tables. The vCPUs must be paused.
     ///
     /// # Errors
@@ -220,4 +242,23 @@ pub enum SecondLevelError {
     /// KVM does not have this statistic.
     #[error("this kernel's KVM has no statistic {0}")]
     NoSuchStatistic(&'static str),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_in_the_kernel_is_the_exact_cpu_time_in_the_ratio_of_the_ticks() {
+        let in_kernel = |system: u64, ticked: u64, cpu_us: u64| {
+            let [system_time, ticked_time] = [system, ticked].map(|ticks| Duration::from_millis(4 * ticks));
+            let cpu_time = Duration::from_micros(cpu_us);
+            let counters = FaultCounters { system_time, ticked_time, cpu_time, ..FaultCounters::default() };
+            counters.time_in_kernel().as_micros()
+        };
+        assert_eq!(in_kernel(75, 77, 413_400), 402_662, "ticks: 300 ms");
+        assert_eq!([in_kernel(3, 3, 9_000), in_kernel(0, 3, 9_000)], [9_000, 0], "all of it, or nothing");
+        assert_eq!(in_kernel(0, 0, 3_000), 0, "no tick has found it");
+        assert_eq!(in_kernel(4, 3, 9_000), 9_000, "a tick between two readings");
+    }
 }

@@ -21,6 +21,7 @@ pub fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "windows_host_large",
         "resets",
         "ticks",
+        "ticks_paused",
         "ticks_without",
         "latest_windows",
         "budget_refusals",

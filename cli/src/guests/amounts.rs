@@ -1,4 +1,4 @@
-//! Amounts of memory and shares as text, as all tables show them.
+//! Amounts of memory, shares and ages as text, as all tables show them.
 
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
@@ -8,6 +8,13 @@ pub const NOTHING: &str = "-";
 
 /// Text in place of an unknown figure; a note has the reason.
 pub const UNKNOWN: &str = "?";
+
+/// Most VMs that are named in one line; the others are counted.
+pub const NAMED_MAX: usize = 4;
+
+/// Age from which a table of several VMs tells that a scan is old, in seconds. A guest at rest is scanned more often as
+/// long as it has no more than 32 GiB in base pages, at 9 us for each of 16,384 windows.
+pub const OLD_SCAN_S: f64 = 60.0;
 
 /// As [`bytes`], or the mark for an unknown figure.
 pub fn known_bytes(known: Option<u64>) -> String {
@@ -33,6 +40,20 @@ pub fn scanned(scan_age_s: Option<f64>) -> String {
     }
 }
 
+/// The VMs, by name and age of their scan in seconds, with a scan of [`OLD_SCAN_S`] ago or before, as a line: the oldest
+/// first. `None` without such a VM.
+pub fn old_scans(vms: impl IntoIterator<Item = (String, Option<f64>)>) -> Option<String> {
+    let with_age = vms.into_iter().filter_map(|(name, age)| Some((name, age?)));
+    let mut old: Vec<(String, f64)> = with_age.filter(|(_, age)| *age >= OLD_SCAN_S).collect();
+    old.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let named: Vec<_> = old.iter().take(NAMED_MAX).map(|(name, age)| format!("{name} {age:.0} s")).collect();
+    let more = match old.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!old.is_empty()).then(|| format!("scanned a minute ago or before: {}{more}", named.join(", ")))
+}
+
 /// Size in GiB or MiB with about three digits, to be read at a glance. Less than 1 MiB is in KiB.
 pub fn bytes(bytes: u64) -> String {
     const GIB: u64 = 1 << 30;
@@ -55,6 +76,17 @@ mod tests {
         let shown = [Some(0.04), Some(9.94), Some(72.4), Some(720.0), None].map(scanned);
         assert_eq!(shown[..3], ["scanned 0.0 s ago", "scanned 9.9 s ago", "scanned 72 s ago"]);
         assert_eq!(shown[3..], ["scanned 720 s ago", "time of the scan not known"]);
+    }
+
+    #[test]
+    fn vms_with_an_old_scan_are_named_from_the_oldest_on_and_the_fifth_is_counted() {
+        let line = |ages: &[Option<f64>]| old_scans(ages.iter().enumerate().map(|(vm, age)| (format!("vm{vm}"), *age)));
+        assert_eq!(line(&[Some(0.0), Some(59.9), None]), None);
+        let two = "scanned a minute ago or before: vm2 4711 s, vm0 60 s";
+        assert_eq!(line(&[Some(60.0), None, Some(4711.4), Some(1.0)]).as_deref(), Some(two));
+        let seven = line(&[61.0, 62.0, 63.0, 64.0, 65.0, 66.0, 67.0].map(Some));
+        let shown = "scanned a minute ago or before: vm6 67 s, vm5 66 s, vm4 65 s, vm3 64 s and 3 more";
+        assert_eq!(seven.as_deref(), Some(shown));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use wideleaf_control::view::{
 use wideleaf_policies::PageSize;
 use wideleaf_run::text::clean;
 
-use super::amounts::NOTHING;
+use super::amounts::{NAMED_MAX, NOTHING, old_scans};
 pub use super::amounts::{UNKNOWN, bytes, known_bytes, percent, scanned};
 use super::nodes;
 use crate::table::{number, table};
@@ -19,9 +19,6 @@ use crate::vm_source::HostReport;
 
 /// Number of latest actions that `wideleaf info` shows.
 const ACTIONS_SHOWN: usize = 8;
-
-/// Most VMs that are named beside a shared note; the others are counted.
-const NAMED_MAX: usize = 4;
 
 /// Table of `wideleaf list`.
 pub fn host(report: &HostReport) -> String {
@@ -58,6 +55,9 @@ pub fn host(report: &HostReport) -> String {
         rows.add_row(row(vm).into_iter().chain(has_nodes.then(|| number(nodes::local(vm)))));
     }
     let _ = writeln!(out, "{rows}");
+    if let Some(old) = old_scans(report.vms.iter().map(|vm| (clean(&vm.name), vm.scan_age_s))) {
+        let _ = writeln!(out, "  {old}");
+    }
     for (note, names) in notes_of_all(&report.vms) {
         let _ = writeln!(out, "  {}: {}", together(&names, report.vms.len()), clean(note));
     }

@@ -26,6 +26,9 @@ const ARGUMENTS: [&str; 7] = [
     "--output=result.json",
 ];
 
+/// Longest time between two ticks of a manager.
+const TICK_LONGEST: Duration = Duration::from_secs(1);
+
 /// A guest that rewrites its memory as long as the test needs it.
 fn start(scratch: &Scratch) -> Running {
     start_with(scratch, &[&ARGUMENTS[..], &["--policy=greedy"]].concat())
@@ -82,11 +85,14 @@ fn a_vm_is_paused_resumed_and_stopped_and_its_run_ends_well() {
         assert_eq!(vm(&scratch, &["resume"])["state"], "running", "one resume ends both pauses");
     }
     assert_eq!(vm(&scratch, &["pause"])["state"], "paused");
+    sleep(2 * TICK_LONGEST);
     let ended = vm(&scratch, &["stop", "--how=kill"]);
     assert_eq!((&ended["state"], &ended["exit"]), (&json!("ended"), &json!("stopped")));
     assert_eq!(run.end(), (Some(0), String::new()));
     let report: Value = serde_json::from_slice(&std::fs::read(scratch.path("result.json")).unwrap()).unwrap();
     assert_eq!(report["outcome"], "stopped");
+    let [all, paused] = ["ticks", "ticks_paused"].map(|name| report["manager"][name].as_u64().unwrap());
+    assert!(0 < paused && paused < all, "{paused} of {all} ticks");
     assert_eq!(scratch.names(), ["result.json"], "the socket is removed");
 }
 

@@ -135,6 +135,7 @@ fn list_has_a_line_per_vm_and_names_its_source() {
     has_all(line("│ mail "), &["4812", "unmanaged", "512 MiB", "0.0 %"]);
     has_all(line("│ gups "), &["wideleaf", "giant, left alone: it is being saved", "4 GiB", "100.0 %", "50% met"]);
     has_all(&text, &["  mail: KVM's mapping sizes are missing: they need root"]);
+    has_all(&text, &["\n  scanned a minute ago or before: web 72 s, gups 72 s\n"]);
 }
 
 #[test]

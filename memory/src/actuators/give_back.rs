@@ -32,13 +32,20 @@ use crate::claims::Claimed;
 use crate::guest_freed::GivenBackPages;
 use crate::host::{Advice, Host, HostError};
 use crate::region::{GuestRam, RamHasOwner, RamRange};
-use crate::sensors::host_backing::window_backing;
+use crate::sensors::host_backing::window_pages;
 
 /// Releases what one VM gives back.
 #[derive(Clone)]
 pub struct GiveBack {
     host: Arc<dyn Host>,
     ram: Arc<GuestRam>,
+}
+
+/// Pages that were released.
+struct Gone {
+    pages: PageSet,
+    /// Number of those that were in memory.
+    in_memory: u16,
 }
 
 impl GiveBack {
@@ -156,7 +163,7 @@ impl GiveBack {
             }
         }
         match self.decide(&mut book, range, window, offered) {
-            Ok(Some(pages)) => book.mark_released(window, pages),
+            Ok(Some(Gone { pages, in_memory })) => book.mark_released(window, pages, in_memory),
             Ok(None) => keep(&mut book, window, new, false),
             Err(error) => {
                 tracing::debug!(%window, %error, "memory that a guest gave back stays where it is");
@@ -166,16 +173,16 @@ impl GiveBack {
         }
     }
 
-    /// The pages to release, or `None` if they are kept.
+    /// Releases pages, or returns `None` if they are kept.
     fn decide(
         &self,
         book: &mut GivenBackPages,
         range: RamRange,
         window: WindowIndex,
         offered: PageSet,
-    ) -> Result<Option<PageSet>, HostError> {
+    ) -> Result<Option<Gone>, HostError> {
         let backing = self.ram.backing();
-        let seen = window_backing(&*self.host, range, backing.fixed_page(), window)?;
+        let (seen, present) = window_pages(&*self.host, range, backing.fixed_page(), window)?;
         let seen = self.ram.claims().known(seen);
         // On a large page everything is present, also pages that were released before.
         let free = match seen.backing.is_large() {
@@ -191,8 +198,9 @@ impl GiveBack {
             && book.rules().decide(ask(Frames::Reserved), is_short) == Verdict::Release
         {
             book.note_release(window, free);
+            let gone = self.gone(window, free, present);
             if let Some(given_back) = service.give_back(window, free) {
-                return given_back.map(|()| Some(free));
+                return given_back.map(|()| Some(gone));
             }
         }
         // Without a service, or after its end, frames are not reserved any more.
@@ -209,8 +217,21 @@ impl GiveBack {
             Verdict::Release => {}
         }
         book.note_release(window, free);
+        let gone = self.gone(window, free, present);
         self.release(range, window, free, seen.backing)?;
-        Ok(Some(free))
+        Ok(Some(gone))
+    }
+
+    /// What a release of these pages frees, of a window of which those of `present` are mapped. A file may have pages
+    /// that are not mapped.
+    fn gone(&self, window: WindowIndex, pages: PageSet, present: PageSet) -> Gone {
+        let is_all_known = self.ram.backing().kind() == BackingKind::Anon || pages.without(present).is_empty();
+        let whole = GpaRange::new(window.start(), PageSize::Huge2M.bytes()).filter(|_| !is_all_known);
+        // A count alone: the release does not fail with it.
+        let in_file = whole.map(|whole| self.ram.in_file_of(whole).unwrap_or_default()).unwrap_or_default();
+        let in_file = in_file.into_iter().map(|part| PageSet::of_range(window, part));
+        let in_memory = in_file.fold(present, PageSet::with).and(pages).len();
+        Gone { pages, in_memory }
     }
 
     fn release(&self, range: RamRange, window: WindowIndex, pages: PageSet, backing: Backing) -> Result<(), HostError> {
@@ -272,5 +293,28 @@ mod tests {
         assert_eq!(seen(), (1, 0, 10, 10));
         assert_eq!(give_back.look_again(WindowIndex::new(0), 64), None);
         assert_eq!(seen(), (1, 10, 10, 0));
+    }
+
+    #[test]
+    fn only_pages_that_were_in_memory_count_as_released() {
+        let range = GpaRange::new(Gpa::new(0), mib(4)).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("valid");
+        let ram = GuestRam::map(&[range], backing).expect("four mebibytes");
+        let host = Arc::<FakeHost>::default();
+        // Pages 4 to 9 of window 0; none of window 1.
+        host.make_present(ram.base() + kib(16), kib(24), false);
+        let give_back = GiveBack::new(host, ram).expect("it has no owner");
+        let page = |page: u64| Gpa::new(0) + kib(4) * page;
+        let seen = || {
+            let counters = give_back.ram().given_back().counters();
+            (counters.released, counters.kept, counters.kept_now)
+        };
+        give_back.inflate((0..8).map(page));
+        assert_eq!(seen(), (4, 0, 0), "pages 4 to 7");
+        give_back.report(GpaRange::new(page(8), kib(4)).expect("fits"));
+        assert_eq!(seen(), (5, 0, 0), "page 8");
+        give_back.inflate((512..1024).map(page));
+        assert_eq!(seen(), (5, 0, 0), "none of window 1");
+        assert_eq!(give_back.ram().given_back().counters().inflated_now, 520);
     }
 }

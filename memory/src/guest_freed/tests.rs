@@ -100,7 +100,7 @@ fn happens(book: &mut GivenBackPages, event: Event) {
         }
         Event::Release(page, pages) => {
             let (window, set, _) = run(page, pages);
-            book.mark_released(window, set);
+            book.mark_released(window, set, set.len());
         }
         Event::Seen(page, pages) => {
             let (window, set, _) = run(page, pages);
@@ -149,7 +149,7 @@ fn released_pages_that_are_present_again_are_checked_again() {
     let (mut book, window) = (GivenBackPages::default(), WindowIndex::new(0));
     (0..8).for_each(|page| assert!(book.inflate(gpa(page))));
     let (_, all, _) = run(0, 8);
-    book.mark_released(window, all);
+    book.mark_released(window, all, all.len());
     assert!(!book.contradicts(window, 504) && book.contradicts(window, 505));
     assert!(book.to_look_at(window, false, 9).is_empty());
     book.settle(window, run(0, 2).1);

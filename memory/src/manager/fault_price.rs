@@ -151,7 +151,7 @@ impl FaultMeter {
         tracing::debug!(
             "since the last tick: {since:?}, {new_pages} new pages, {refilled} mappings of touched windows"
         );
-        let FaultCounters { faults, exits, system_time } = since;
+        let FaultCounters { faults, exits, system_time, .. } = since;
         self.refilled += refilled;
         if self.refilled > 0 {
             self.refaulted += faults.saturating_sub(new_pages);

@@ -17,6 +17,7 @@ use crate::actuators::give_back::GiveBack;
 use crate::host::{Host, HostError};
 use crate::kernel::Kernel;
 use crate::region::GuestRam;
+use crate::sensors::host_backing::pages_of;
 use crate::sensors::host_memory::host_memory;
 
 /// Windows checked page by page in a tick, 10 us each. For the others the book counts, and such a window
@@ -96,9 +97,5 @@ fn present_pages(host: &dyn Host, ram: &GuestRam, window: WindowIndex) -> Result
     let Some(start) = ram.hva(window.start()) else { return Ok(PageSet::default()) };
     let mut runs = Vec::new();
     host.scan(start, PageSize::Huge2M.bytes(), &mut runs)?;
-    let of_run = |run: &crate::host::PageRun| {
-        let range = wideleaf_policies::GpaRange::new(window.start() + (run.start - start), run.bytes);
-        range.map_or_else(PageSet::default, |range| PageSet::of_range(window, range))
-    };
-    Ok(runs.iter().map(of_run).fold(PageSet::default(), PageSet::with))
+    Ok(pages_of(&runs, start, window))
 }

@@ -141,6 +141,12 @@ impl ManagedVm {
         is_unknown.then(|| format!("{}: what a promotion gains: {why}", self.id))
     }
 
+    /// Whether the guest stands still, as far as its gate or its second level knows.
+    pub(super) fn is_paused(&self) -> bool {
+        let by_gate = self.gate.as_ref().is_some_and(|gate| gate.is_paused());
+        by_gate || self.second_level.as_ref().is_some_and(|kvm| kvm.is_paused())
+    }
+
     /// Why pages that are absent from a window in use must stay absent.
     pub(super) fn keeps_holes(&self) -> Option<KeptHoles> {
         self.gate.as_ref()?.keeps_holes()

@@ -109,6 +109,8 @@ pub struct ManagerReport {
     pub policy_figures: Vec<(&'static str, u64)>,
     /// Number of ticks at which a VM was left alone, by name of the reason.
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
+    /// Number of ticks at which a VM was paused, so that its slower sensors rested; of all VMs together.
+    pub ticks_paused: u64,
     /// Recoveries by event.
     pub recoveries: RecoveriesByCause,
     /// Counters of the loop's own supply of free blocks, if it had one.
@@ -155,6 +157,7 @@ impl ManagerReport {
             released: Bytes::ZERO,
             policy_figures: Vec::new(),
             ticks_left_alone: BTreeMap::new(),
+            ticks_paused: 0,
             recoveries: BTreeMap::new(),
             supply: None,
         }

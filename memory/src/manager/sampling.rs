@@ -27,6 +27,7 @@ use crate::second_level::SecondLevelError;
 use crate::sensors::share::{Share, ShareLimits};
 
 mod access;
+mod guest_clock;
 mod guest_ran;
 mod guest_tables;
 mod outside_heat;
@@ -35,6 +36,7 @@ mod written;
 mod zero;
 
 pub(super) use access::SharedAccess;
+use guest_clock::GuestClock;
 
 /// Part of a core that all samples of one VM may use: twenty VMs on a host cost a tenth of a core. At a third of a
 /// millisecond for each window that is 15 windows a second. The guest's losses count too
@@ -150,6 +152,10 @@ trait SlowSensor: Send {
     /// the next ones stay.
     fn forget(&mut self);
 
+    /// Takes note of the guest's clock, at each tick at which that stands still and at the one after. The sensor is not
+    /// started at those.
+    fn follow(&mut self, _clock: GuestClock) {}
+
     /// Continues with this part of a core.
     fn set_budget(&mut self, _budget: PerTenThousand) {}
 
@@ -185,6 +191,7 @@ pub(super) struct Sampling {
     fault_meter: FaultMeter,
     /// Whether KVM counts the faults of this VM.
     counts_faults: bool,
+    clock: GuestClock,
 }
 
 /// A question of a policy that no sensor here can answer.
@@ -246,6 +253,7 @@ impl Sampling {
             sensors: Vec::new(),
             fault_meter: FaultMeter::new(vm.second_level.as_ref().map(|kvm| kvm.paging())),
             counts_faults: vm.second_level.is_some(),
+            clock: GuestClock::default(),
         };
         let missing = sampling.start_sensors(host, vm, needs, budget);
         unanswered.extend(missing.iter().map(|missing| missing.line(vm.id)));
@@ -296,6 +304,21 @@ impl Sampling {
     pub(super) fn forget(&mut self) {
         self.resident.fill(0);
         self.sensors.iter_mut().for_each(|(_, sensor)| sensor.forget());
+    }
+
+    /// Takes note, at the begin of a tick, of whether the guest is paused. While it is, nothing that samples tell grows
+    /// older.
+    pub(super) fn note_pause(&mut self, is_paused: bool, now: Moment) {
+        if !is_paused && !self.clock.is_paused() {
+            return;
+        }
+        self.clock.tick(is_paused, now);
+        self.sensors.iter_mut().for_each(|(_, sensor)| sensor.follow(self.clock));
+    }
+
+    /// Whether no sample is to begin, because the guest is paused or has just gone on.
+    pub(super) fn is_at_rest(&self, now: Moment) -> bool {
+        self.clock.is_at_rest(now)
     }
 
     /// Access sensor, if there is one.

@@ -50,6 +50,16 @@ impl ManagerLoop {
         }
     }
 
+    /// Asks which guests are paused: their slower sensors rest.
+    pub(super) fn ask_pauses(&mut self) {
+        let now = self.host.now();
+        for vm in self.vms.iter_mut().filter(|vm| vm.is_there()) {
+            let is_paused = vm.managed.is_paused();
+            vm.sampling.note_pause(is_paused, now);
+            self.report.ticks_paused += u64::from(is_paused);
+        }
+    }
+
     /// Senses all VMs: every window if that is due, or else those of the latest plan alone.
     pub(super) fn sense_in_turn(&mut self) -> Snapshot {
         let began = self.host.thread_cpu_time();

@@ -152,6 +152,11 @@ impl VmState {
         !self.is_left_alone && self.gate == GateState::Open
     }
 
+    /// Whether a sample may begin: not while the guest is paused either.
+    pub fn may_be_sampled(&self, now: Moment) -> bool {
+        self.may_be_disturbed() && !self.sampling.is_at_rest(now)
+    }
+
     /// Whether the guest has not ended yet.
     pub fn is_there(&self) -> bool {
         self.gate != GateState::Gone

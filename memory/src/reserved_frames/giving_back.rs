@@ -14,12 +14,13 @@
 use std::io;
 
 use wideleaf_policies::reservations::LeftPages;
-use wideleaf_policies::{GpaRange, PageSet, PageSize, VmId, WindowIndex};
+use wideleaf_policies::{PageSet, PageSize, VmId, WindowIndex};
 
 use super::frames::GivenBack;
 use super::reserving::{Pages, Reserving, State};
 use crate::faults::Touch;
-use crate::host::{Advice, HostError, PageRun};
+use crate::host::{Advice, HostError};
+use crate::sensors::host_backing::pages_of;
 
 impl Reserving {
     /// Gives the frames of these pages to the host. After an error they may still be in memory, in part.
@@ -117,11 +118,7 @@ impl Reserving {
         if self.host.scan(touch.start, PageSize::Huge2M.bytes(), &mut present).is_err() {
             return;
         }
-        let of_run = |run: &PageRun| {
-            let range = GpaRange::new(touch.window.start() + (run.start - touch.start), run.bytes);
-            range.map_or_else(PageSet::default, |range| PageSet::of_range(touch.window, range))
-        };
-        let present = present.iter().map(of_run).fold(PageSet::default(), PageSet::with);
+        let present = pages_of(&present, touch.start, touch.window);
         for run in pages.populated.without(present).ranges(touch.window) {
             let mut at = touch.start + (run.start() - touch.window.start());
             let end = at + run.bytes();

@@ -319,7 +319,8 @@ fn what_kvm_did_for_the_guest_is_counted_from_before_the_logs_until_the_pause_th
     let guest = Guest::new();
     let counted = |faults, ms| {
         let system_time = Duration::from_millis(ms);
-        guest.second_level.set_fault_counters(FaultCounters { faults, exits: 2 * faults, system_time });
+        let counters = FaultCounters { faults, exits: 2 * faults, system_time, ..FaultCounters::default() };
+        guest.second_level.set_fault_counters(counters);
     };
     let at_call = |_| {
         guest.host.sleep(Duration::from_millis(40));
@@ -344,7 +345,8 @@ fn what_kvm_did_for_the_guest_is_counted_from_before_the_logs_until_the_pause_th
     guest.write(0, 1);
     assert_eq!(save(), None, "this KVM does not count them until it is asked for");
     counted(1000, 11);
-    let counters = FaultCounters { faults: 700, exits: 1400, system_time: Duration::from_millis(25) };
+    let system_time = Duration::from_millis(25);
+    let counters = FaultCounters { faults: 700, exits: 1400, system_time, ..FaultCounters::default() };
     assert_eq!(save(), Some(BeforePause { time: Duration::from_millis(40), counters }));
     counted(2000, 50);
     assert_eq!(save(), None, "a vCPU has ended");

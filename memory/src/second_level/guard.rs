@@ -129,6 +129,10 @@ impl SecondLevel for SecondLevelGuard {
         self.inner.resume()
     }
 
+    fn is_paused(&self) -> bool {
+        self.inner.is_paused()
+    }
+
     fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
         self.inner.paging_modes()
     }

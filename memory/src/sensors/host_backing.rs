@@ -2,7 +2,7 @@
 //! `PAGEMAP_SCAN`; one pass over the page tables, 2 ms for 512 MiB in base pages, a quarter of that in huge pages.
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Backing, Bytes, PageSize, WindowIndex};
+use wideleaf_policies::{Backing, GpaRange, Hva, PageSet, PageSize, WindowIndex};
 
 use crate::host::{Host, HostError, PageRun};
 use crate::region::RamRange;
@@ -95,23 +95,56 @@ pub fn window_backing(
     fixed_page: Option<PageSize>,
     window: WindowIndex,
 ) -> Result<WindowBacking, HostError> {
-    let offset: Bytes = window.start() - range.gpa.start();
-    let one = RamRange {
-        gpa: wideleaf_policies::GpaRange::new(window.start(), PageSize::Huge2M.bytes())
-            .expect("a window inside a range does not reach the end of 64 bits"),
-        hva: range.hva + offset,
-    };
+    look_at(&mut HostBackingSensor::default(), host, range, fixed_page, window)
+}
+
+/// The present backing of one window, and those of its pages that are present, from one scan.
+///
+/// # Errors
+/// [`HostError`] if the scan fails.
+pub fn window_pages(
+    host: &dyn Host,
+    range: RamRange,
+    fixed_page: Option<PageSize>,
+    window: WindowIndex,
+) -> Result<(WindowBacking, PageSet), HostError> {
     let mut sensor = HostBackingSensor::default();
+    let backing = look_at(&mut sensor, host, range, fixed_page, window)?;
+    let start = range.hva + (window.start() - range.gpa.start());
+    Ok((backing, pages_of(&sensor.runs, start, window)))
+}
+
+fn look_at(
+    sensor: &mut HostBackingSensor,
+    host: &dyn Host,
+    range: RamRange,
+    fixed_page: Option<PageSize>,
+    window: WindowIndex,
+) -> Result<WindowBacking, HostError> {
+    let one = RamRange {
+        gpa: GpaRange::new(window.start(), PageSize::Huge2M.bytes())
+            .expect("a window inside a range does not reach the end of 64 bits"),
+        hva: range.hva + (window.start() - range.gpa.start()),
+    };
     let mut rows = sensor.sample(host, one, fixed_page)?;
     Ok(rows.next().expect("one window holds one window"))
+}
+
+/// The pages of a window, which begins at `start`, in runs of a scan of it.
+pub(crate) fn pages_of(runs: &[PageRun], start: Hva, window: WindowIndex) -> PageSet {
+    let of_run = |run: &PageRun| {
+        let range = GpaRange::new(window.start() + (run.start - start), run.bytes);
+        range.map_or_else(PageSet::default, |range| PageSet::of_range(window, range))
+    };
+    runs.iter().map(of_run).fold(PageSet::default(), PageSet::with)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::fake_host::FakeHost;
+    use wideleaf_policies::Gpa;
     use wideleaf_policies::units::{kib, mib};
-    use wideleaf_policies::{Gpa, GpaRange, Hva};
 
     #[test]
     fn runs_are_cut_at_window_borders() {
@@ -148,5 +181,7 @@ mod tests {
         let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(4)).expect("fits"), hva: base };
         let row = window_backing(&host, range, None, WindowIndex::new(1)).expect("the fake answers");
         assert_eq!((row.resident, row.backing), (1, Backing::Base4K));
+        let seen = window_pages(&host, range, None, WindowIndex::new(1)).expect("the fake answers");
+        assert_eq!(seen, (row, PageSet::from_iter([0])));
     }
 }

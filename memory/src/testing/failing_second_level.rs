@@ -88,6 +88,10 @@ impl SecondLevel for FailingSecondLevel {
         self.real.resume()
     }
 
+    fn is_paused(&self) -> bool {
+        self.real.is_paused()
+    }
+
     fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
         self.refuse("paging_modes", &[libc::EINTR])?;
         self.real.paging_modes()

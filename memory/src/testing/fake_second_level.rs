@@ -242,6 +242,10 @@ impl SecondLevel for FakeSecondLevel {
         Ok(())
     }
 
+    fn is_paused(&self) -> bool {
+        self.state().paused > 0
+    }
+
     fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
         let state = self.enter("fake roots")?;
         if state.paused == 0 {

@@ -7,6 +7,7 @@ mod market_on_the_fake_host;
 mod moving_on_the_fake_mover;
 mod nodes_on_the_fake_host;
 mod pacing_on_the_fake_host;
+mod pauses_on_the_fake_host;
 mod recovery_on_the_fake_host;
 mod scans_on_the_fake_host;
 mod short_of_memory_on_the_fake_host;

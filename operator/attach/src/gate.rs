@@ -9,6 +9,7 @@
 //!              or libvirt's status file, or virsh ── the same, as its jobs  ┘
 //!              nothing answers, or no refresh for FACTS_AGE_MAX             ─▶ Closed(NoAnswer)
 //!
+//!              QMP or libvirt's status file, stat ── stopped           ─▶ is_paused
 //!              fd, smaps ──────── userfaultfd                               ─▶ keeps_holes: Watched, no split
 //!              command line, QMP's device tree or libvirt's file:
 //!              free page reporting, virtio-mem, a balloon not known empty   ─▶ keeps_holes: GivenBack
@@ -141,8 +142,22 @@ fn no_older_than<T: Copy>(age: Duration, latest: &Mutex<Option<(Instant, T)>>, a
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     at: Instant,
+    says: Says,
+}
+
+/// What a refresh has found.
+#[derive(Clone, Copy, Debug)]
+struct Says {
     state: GateState,
     keeps_holes: Option<KeptHoles>,
+    /// Whether the guest stands still: its VMM has stopped it, or a signal has stopped the VMM.
+    is_paused: bool,
+}
+
+impl Says {
+    const fn nothing_but(state: GateState) -> Says {
+        Says { state, keeps_holes: None, is_paused: false }
+    }
 }
 
 impl GuestGate {
@@ -157,7 +172,8 @@ impl GuestGate {
     }
 
     fn over(host: Option<Arc<ProcessHost>>, process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
-        let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: None };
+        let says = Says::nothing_but(GateState::Closed(LeftAlone::NoAnswer));
+        let facts = Facts { at: Instant::now(), says };
         let [is_asked, holes_are_wanted, is_mapped_watched] = [const { AtomicBool::new(false) }; 3];
         let (files, virsh, devices, facts) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::new(facts));
         let is_quick = monitor.is_none() && !needs_virsh(&process);
@@ -202,7 +218,7 @@ impl GuestGate {
 
     /// Whether the process itself has a userfaultfd open.
     pub(crate) fn has_userfaultfd(&self) -> bool {
-        self.lock().keeps_holes == Some(KeptHoles::Watched)
+        self.lock().says.keeps_holes == Some(KeptHoles::Watched)
     }
 
     /// Whether a program provides or observes pages of the RAM by `userfaultfd(2)`.
@@ -218,11 +234,11 @@ impl GuestGate {
     /// Checks again. It takes a tenth of a millisecond, or half a second where the monitor does not answer.
     pub fn refresh(&self) {
         let is_alive = self.host.as_ref().map_or_else(|| self.process.is_alive(), |host| !host.has_ended());
-        let state = if is_alive { self.state_of_the_living() } else { (GateState::Gone, None) };
-        *self.lock() = Facts { at: Instant::now(), state: state.0, keeps_holes: state.1 };
+        let says = if is_alive { self.of_the_living() } else { Says::nothing_but(GateState::Gone) };
+        *self.lock() = Facts { at: Instant::now(), says };
     }
 
-    fn state_of_the_living(&self) -> (GateState, Option<KeptHoles>) {
+    fn of_the_living(&self) -> Says {
         let closed = |why: Option<LeftAlone>| why.map_or(GateState::Open, GateState::Closed);
         let FilesSay { why: of_process, has_userfaultfd } = self.files_say(self.files_every());
         let kept = |keeps: bool| match has_userfaultfd {
@@ -237,19 +253,32 @@ impl GuestGate {
                 Ok(answers) => {
                     let answers = Answers::of(answers.into_iter().map(Result::unwrap_or_default));
                     let holes = keeps_holes(started_with.or(self.devices(monitor)), answers.balloon());
-                    look(answers.signs());
-                    (closed(of_process.or(answers.left_alone())), kept(holes))
+                    let signs = answers.signs();
+                    look(signs);
+                    Says {
+                        state: closed(of_process.or(answers.left_alone())),
+                        keeps_holes: kept(holes),
+                        is_paused: signs.is_stopped,
+                    }
                 }
                 Err(_) => {
                     look(Signs { left_alone: Some(LeftAlone::NoAnswer), ..Signs::default() });
-                    (closed(of_process.or(Some(LeftAlone::NoAnswer))), kept(true))
+                    Says {
+                        state: closed(of_process.or(Some(LeftAlone::NoAnswer))),
+                        keeps_holes: kept(true),
+                        is_paused: self.process.is_stopped(),
+                    }
                 }
             },
             None => {
                 let LibvirtSays { why, is_arriving, is_stopped, returns, memory } = self.libvirt_says();
                 look(Signs { left_alone: why, is_arriving, is_stopped, balloon: memory, ..Signs::default() });
                 let holes = keeps_holes(started_with.or(returns), memory.map(Balloon::of));
-                (closed(of_process.or(why)), kept(holes))
+                Says {
+                    state: closed(of_process.or(why)),
+                    keeps_holes: kept(holes),
+                    is_paused: is_stopped || self.process.is_stopped(),
+                }
             }
         }
     }
@@ -355,7 +384,7 @@ impl Gate for GuestGate {
             self.refresh();
         }
         let facts = *self.lock();
-        match facts.state {
+        match facts.says.state {
             GateState::Gone => GateState::Gone,
             _ if self.is_asked.load(Ordering::Relaxed) => GateState::Closed(LeftAlone::Asked),
             _ if facts.at.elapsed() > FACTS_AGE_MAX => GateState::Closed(LeftAlone::NoAnswer),
@@ -368,11 +397,15 @@ impl Gate for GuestGate {
             return Some(KeptHoles::Watched);
         }
         let is_host_short = self.holes_are_wanted.load(Ordering::Relaxed);
-        self.lock().keeps_holes.or(is_host_short.then_some(KeptHoles::HostShort))
+        self.lock().says.keeps_holes.or(is_host_short.then_some(KeptHoles::HostShort))
     }
 
     fn may_split(&self) -> bool {
         !self.is_mapped_watched.load(Ordering::Relaxed) && !self.files_say(FILES_AGE_FOR_SPLIT).has_userfaultfd
+    }
+
+    fn is_paused(&self) -> bool {
+        self.lock().says.is_paused
     }
 
     fn events(&self, now: Moment) -> Events {
@@ -782,6 +815,27 @@ mod tests {
             fs::write(&path, status(state, "unit='KiB'>4096", "unit='KiB'>4096")).expect("written");
             gate.refresh();
             assert_eq!((gate.is_in_event(), gate.state()), (is_stopped, GateState::Open), "{state}");
+            assert_eq!(gate.is_paused(), is_stopped, "{state}");
+        }
+    }
+
+    #[test]
+    fn a_guest_stands_still_while_its_monitor_says_so_or_a_signal_has_stopped_its_process() {
+        let said = |status: Value| {
+            let answers = [const { Value::Null }; 6];
+            Answers::of([status].into_iter().chain(answers)).signs().is_stopped
+        };
+        assert!(said(json!({ "status": "paused", "running": false })));
+        assert!(!said(json!({ "status": "running", "running": true })) && !said(Value::Null));
+        let (_folder, process) = domain();
+        let stat = process.places.proc.join("7/stat");
+        let gate = GuestGate::new(process, None);
+        let running = fs::read_to_string(&stat).expect("it is there");
+        assert!(running.contains(") S "), "{running}");
+        for (state, is_stopped) in [("S", false), ("T", true), ("R", false), ("t", false)] {
+            fs::write(&stat, running.replace(") S ", &format!(") {state} "))).expect("written");
+            gate.refresh();
+            assert_eq!((gate.is_paused(), gate.state()), (is_stopped, GateState::Open), "{state}");
         }
     }
 

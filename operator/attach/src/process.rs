@@ -194,6 +194,12 @@ impl VmProcess {
         stat.is_ok_and(|stat| stat.starttime == self.started_at && !matches!(stat.state, 'Z' | 'X'))
     }
 
+    /// Whether a signal has stopped it (SIGSTOP), so that its guest stands still.
+    pub fn is_stopped(&self) -> bool {
+        let stat = open(&self.places, self.pid).and_then(|process| process.stat());
+        stat.is_ok_and(|stat| stat.starttime == self.started_at && stat.state == 'T')
+    }
+
     /// Path of its control group below the root: of the unified hierarchy, else of that of the memory controller
     /// (cgroups(7)). `None` where the process has ended, or the kernel has neither.
     pub fn cgroup(&self) -> Option<String> {

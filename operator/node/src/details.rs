@@ -1,8 +1,10 @@
 //! The annotation `wideleaf.io/status` of a VMI or a pod: facts about its guest for programs, as compact JSON.
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use wideleaf_control::view::{Care, Explanation, Guarantee, VmView};
 
+use crate::amounts::OLD_SCAN_S;
 use crate::annotations::Requested;
 use crate::verdict::{Verdict, first_reason};
 
@@ -33,6 +35,10 @@ pub struct Details {
     /// Memory in pages of 1 GiB, in MiB.
     #[serde(default)]
     pub giant_1g_mib: u64,
+    /// Time of the scan that the memory is from, RFC 3339 in whole minutes, rounded down; left out for a scan of less
+    /// than a minute ago, and where that is unknown. A time, since an annotation stays for a while.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scanned: Option<String>,
     /// Reason of the condition, for programs.
     pub reason: String,
     /// First reason for memory that is not in huge pages, and what would change it; left out without such memory.
@@ -79,6 +85,7 @@ impl Details {
             base_4k_mib: backing.base_4k >> 20,
             huge_2m_mib: backing.huge_2m >> 20,
             giant_1g_mib: backing.giant_1g >> 20,
+            scanned: None,
             reason: verdict.reason.clone(),
             explanation: why.map(|reason| format!("{} windows: {}", reason.windows, reason.text)),
             care: match &guest.care {
@@ -96,6 +103,21 @@ impl Details {
         }
     }
 
+    /// The same facts, from a scan of `scan_age_s` seconds ago; `now` is the time of this node's clock.
+    #[must_use]
+    pub fn scanned(self, scan_age_s: Option<f64>, now: Timestamp) -> Details {
+        let age = scan_age_s.filter(|age| *age >= OLD_SCAN_S);
+        let at = age.and_then(|age| now.checked_sub(SignedDuration::try_from_secs_f64(age).ok()?).ok());
+        let minute = |at: Timestamp| Timestamp::from_second(at.as_second().div_euclid(60) * 60).ok();
+        Details { scanned: at.and_then(minute).map(|at| at.to_string()), ..self }
+    }
+
+    /// Age of the scan at `now` in seconds, where it was old when this was written.
+    pub fn scan_age_s(&self, now: Timestamp) -> Option<f64> {
+        let at: Timestamp = self.scanned.as_deref()?.parse().ok()?;
+        Some(now.duration_since(at).as_secs_f64())
+    }
+
     /// Settings that an earlier agent has passed on for this guest.
     pub fn asked(&self) -> Requested {
         let guarantee = self.asked_guarantee.as_deref().and_then(|text| text.parse::<Guarantee>().ok());
@@ -103,7 +125,8 @@ impl Details {
         Requested { policy, guarantee, out_of_reach }
     }
 
-    /// Whether a reader learns something new after `before`: amounts that moved a little are not news.
+    /// Whether a reader learns something new after `before`: amounts that moved a little are not news, nor is an older
+    /// or newer scan.
     pub fn is_news_after(&self, before: &Details) -> bool {
         let resident = |of: &Details| of.base_4k_mib + of.huge_2m_mib + of.giant_1g_mib;
         let (now, was) = (resident(self), resident(before));
@@ -161,6 +184,33 @@ mod tests {
         assert!(with(&|after| after.asked_guarantee = Some("95%".into())));
         assert!(with(&|after| after.asked_out_of_reach = Some("10%".into())));
         assert!(!with(&|after| after.explanation = Some("513 windows: of 512".into())));
+    }
+
+    #[test]
+    fn a_scan_of_a_minute_ago_or_before_has_a_time_that_stays_and_is_no_news() {
+        let guest = guest("shop_db", None);
+        let details = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &Requested::default());
+        let now: Timestamp = "2026-11-30T16:31:20Z".parse().expect("a time");
+        let later = now + SignedDuration::from_secs(300);
+        let scanned = |age, now| details.clone().scanned(age, now);
+        for (age, now, expected) in [
+            (None, now, None),
+            (Some(59.9), now, None),
+            (Some(80.0), now, Some("2026-11-30T16:30:00Z")),
+            (Some(80.9), now, Some("2026-11-30T16:29:00Z")),
+            (Some(380.0), later, Some("2026-11-30T16:30:00Z")),
+            (Some(f64::NAN), now, None),
+            (Some(f64::INFINITY), now, None),
+            (Some(1e300), now, None),
+        ] {
+            assert_eq!(scanned(age, now).scanned.as_deref(), expected, "{age:?}");
+        }
+        let old = scanned(Some(80.0), now);
+        assert_eq!(Details::parse(&old.text()), Some(old.clone()));
+        assert!(!old.is_news_after(&details) && !details.is_news_after(&old));
+        assert_eq!((old.scan_age_s(later), details.scan_age_s(later)), (Some(380.0), None));
+        let foreign = Details { scanned: Some("yesterday".into()), ..details.clone() };
+        assert_eq!(foreign.scan_age_s(later), None);
     }
 
     #[test]

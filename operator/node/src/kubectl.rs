@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use comfy_table::{Cell, ContentArrangement};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, ObjectList};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::DynamicObject;
@@ -21,7 +22,7 @@ use kube::{Api, Client, Config, ResourceExt as _};
 use serde::Serialize;
 
 use crate::PREFIX;
-use crate::amounts::{NOTHING, UNKNOWN, bytes};
+use crate::amounts::{NOTHING, UNKNOWN, bytes, old_scans};
 use crate::details::{Details, STATUS};
 use crate::figures::{RESOURCE, label_names};
 use crate::objects::{CREATED_BY, quantity_bytes, vmi_resource};
@@ -134,9 +135,9 @@ pub async fn run(arguments: &Arguments) -> Result<String, String> {
         (false, Some(namespace)) => Some(namespace.clone()),
         (false, None) => Some(client.default_namespace().to_owned()),
     };
-    let vms = vms(&client, scope.as_deref()).await?;
+    let (vms, now) = (vms(&client, scope.as_deref()).await?, Timestamp::now());
     match &arguments.command {
-        Command::List => output(arguments.output, &vms, |vms| list_text(vms, scope.is_none())),
+        Command::List => output(arguments.output, &vms, |vms| list_text(vms, scope.is_none(), now)),
         Command::Explain(ExplainArguments { vm }) => {
             let of_name: Vec<&VmRow> = vms.iter().filter(|row| row.name == *vm).collect();
             match of_name[..] {
@@ -151,7 +152,7 @@ pub async fn run(arguments: &Arguments) -> Result<String, String> {
         Command::Top => {
             let nodes = all(&Api::<Node>::all(client.clone())).await?.iter().map(node_row).collect::<Vec<_>>();
             let top = Top { nodes, vms: most_in_base_pages(vms) };
-            output(arguments.output, &top, |top| top_text(top, scope.is_none()))
+            output(arguments.output, &top, |top| top_text(top, scope.is_none(), now))
         }
     }
 }
@@ -321,7 +322,7 @@ fn clean(text: &str) -> String {
 
 const NO_VM: &str = "no VM here has a condition of wideleaf: is wideleaf-node on the nodes?\n";
 
-fn list_text(vms: &[VmRow], has_namespaces: bool) -> String {
+fn list_text(vms: &[VmRow], has_namespaces: bool, now: Timestamp) -> String {
     if vms.is_empty() {
         return NO_VM.to_owned();
     }
@@ -349,7 +350,13 @@ fn list_text(vms: &[VmRow], has_namespaces: bool) -> String {
         ];
         rows.add_row(has_namespaces.then(|| Cell::new(clean(&vm.namespace))).into_iter().chain(cells));
     }
-    format!("{rows}\n")
+    let name = |vm: &VmRow| match has_namespaces {
+        true => clean(&format!("{}/{}", vm.namespace, vm.name)),
+        false => clean(&vm.name),
+    };
+    let age = |vm: &VmRow| vm.details.as_ref()?.scan_age_s(now);
+    let old = old_scans(vms.iter().map(|vm| (name(vm), age(vm)))).map(|old| format!("  {old}\n"));
+    format!("{rows}\n{}", old.unwrap_or_default())
 }
 
 fn explain_text(vm: &VmRow) -> String {
@@ -374,6 +381,9 @@ fn explain_text(vm: &VmRow) -> String {
     line("on 2m+", &format!("{coverage} of present memory; {} % are enough", details.goal_percent));
     let (base, huge, giant) = (mib(details.base_4k_mib), mib(details.huge_2m_mib), mib(details.giant_1g_mib));
     line("pages", &format!("{base} in 4 KiB, {huge} in 2 MiB, {giant} in 1 GiB"));
+    if let Some(scanned) = &details.scanned {
+        line("scanned", scanned);
+    }
     line("care", &details.care);
     line("policy", details.policy.as_deref().unwrap_or(NOTHING));
     line("guarantee", &details.guarantee);
@@ -396,7 +406,7 @@ fn explain_text(vm: &VmRow) -> String {
     out
 }
 
-fn top_text(top: &Top, has_namespaces: bool) -> String {
+fn top_text(top: &Top, has_namespaces: bool, now: Timestamp) -> String {
     let short = |name: &str| name.trim_start_matches(PREFIX).trim_end_matches("-gib").to_owned();
     let header: Vec<String> = label_names().map(short).collect();
     let mut columns = vec!["node (GiB)", "huge-gib"];
@@ -407,7 +417,7 @@ fn top_text(top: &Top, has_namespaces: bool) -> String {
         let first = [Cell::new(clean(&node.name)), number(node.huge_gib.map_or(UNKNOWN.into(), |gib| gib.to_string()))];
         rows.add_row(first.into_iter().chain(labels));
     }
-    format!("{rows}\n{}", list_text(&top.vms, has_namespaces))
+    format!("{rows}\n{}", list_text(&top.vms, has_namespaces, now))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::EventType;
 use parking_lot::{Mutex, MutexGuard};
 use wideleaf_control::client::ClientError;
@@ -473,6 +474,7 @@ impl Rounds {
         let known = self.guests.get(&(guest.pid, guest.started_at));
         let asked = known.and_then(|known| known.passed.clone()).unwrap_or(requested);
         let details = Details::of(&self.node, &guest, explanation.as_ref(), &verdict, &asked);
+        let details = details.scanned(guest.scan_age_s, Timestamp::now());
         if self.publisher.object(&target, &verdict, Some(&details), now).await {
             let (type_, reason) = match verdict.status {
                 Status::True => (EventType::Normal, "HugePagesCovered"),

@@ -48,6 +48,15 @@ pub struct Kicker {
     thread: AtomicI32,
 }
 
+/// CPU time of a thread by ticks of the kernel's timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TickedTime {
+    /// All of it, with the time in the guest.
+    pub all: Duration,
+    /// That in the kernel, without the time in the guest.
+    pub system: Duration,
+}
+
 // SAFETY: the mapping is owned, unmapped once on drop, and reached through an atomic only.
 unsafe impl Send for Kicker {}
 // SAFETY: as above; every method takes `&self` and touches nothing but atomics.
@@ -114,22 +123,21 @@ impl Kicker {
         self.immediate_exit().load(Ordering::SeqCst) != 0
     }
 
-    /// CPU time that the vCPU's thread has spent in the kernel since it began, without the time in the guest; `None`
-    /// where no thread runs the vCPU. The kernel charges it by whole ticks of its timer, to the mode that each tick
-    /// finds.
+    /// CPU time of the vCPU's thread since it began, by whole ticks of the kernel's timer, which charges each to the
+    /// mode that it finds; `None` where no thread runs the vCPU.
     ///
     /// The clock has no name, but a number: the thread's, and the kind of time (clock_getcpuclockid(3); Linux,
     /// `include/linux/posix-timers_types.h`). It needs no file, so it can be read in the sandbox.
     ///
     /// # Errors
     /// The kernel's error, where the thread has ended.
-    pub fn system_time(&self) -> io::Result<Option<Duration>> {
+    pub fn ticked_time(&self) -> io::Result<Option<TickedTime>> {
         /// User and system time together.
         const CPUCLOCK_PROF: clockid_t = 0;
         /// User time, with the time in the guest.
         const CPUCLOCK_VIRT: clockid_t = 1;
         let (user, all) = (self.clock(CPUCLOCK_VIRT)?, self.clock(CPUCLOCK_PROF)?);
-        Ok(all.zip(user).map(|(all, user)| all.saturating_sub(user)))
+        Ok(all.zip(user).map(|(all, user)| TickedTime { all, system: all.saturating_sub(user) }))
     }
 
     /// CPU time that the vCPU's thread has used since it began, in the guest and in the kernel, to the nanosecond;

@@ -25,7 +25,7 @@ pub mod vm;
 
 pub use error::KvmError;
 pub use guest_memory::GuestMemory;
-pub use kick::Kicker;
+pub use kick::{Kicker, TickedTime};
 pub use second_level::KvmSecondLevel;
 pub use stats::{KvmStats, VcpuStats};
 pub use system::KvmSystem;

@@ -108,13 +108,15 @@ impl SecondLevel for KvmSecondLevel {
         }
         let mut all = FaultCounters::default();
         for (index, stats) in self.vcpus.iter().enumerate() {
-            let Some(system_time) = self.control.system_time_of(index) else { continue };
+            let Some((ticked, cpu_time)) = self.control.times_of(index) else { continue };
             let stats = stats.as_ref().map_err(from_stats)?;
             let offsets = stats.offsets().map_err(from_stats)?;
             let VcpuCounts { faults, exits } = stats.counts(offsets).map_err(|error| from_stats(&error))?;
             all.faults += faults;
             all.exits += exits;
-            all.system_time += system_time;
+            all.system_time += ticked.system;
+            all.ticked_time += ticked.all;
+            all.cpu_time += cpu_time;
         }
         Ok(all)
     }
@@ -172,6 +174,10 @@ impl SecondLevel for KvmSecondLevel {
         self.control.resume()?;
         self.devices.gate().open();
         Ok(())
+    }
+
+    fn is_paused(&self) -> bool {
+        self.control.is_paused()
     }
 
     fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {

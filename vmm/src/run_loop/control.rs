@@ -23,7 +23,7 @@ use wideleaf_memory::second_level::{PagingMode, SecondLevelError};
 
 use super::GuestExit;
 use crate::kvm::saved::{SavedTsc, SavedVcpu};
-use crate::kvm::{Kicker, KvmError};
+use crate::kvm::{Kicker, KvmError, TickedTime};
 
 /// Time limit of [`RunControl::pause`]. A vCPU leaves the guest within microseconds of the signal. Longer delays
 /// come from a page fault of the host (a giant page is zeroed in 0.1 to 0.3 s) or a slow serial sink.
@@ -236,6 +236,12 @@ impl RunControl {
         Ok(())
     }
 
+    /// Whether all vCPUs are paused or finished, and stay so until a pause is undone.
+    pub fn is_paused(&self) -> bool {
+        let inner = self.lock();
+        inner.pauses > 0 && inner.vcpus.iter().all(|vcpu| vcpu.state != VcpuState::Running)
+    }
+
     /// Takes the state of all vCPUs, which the caller has paused, in their order.
     ///
     /// # Errors
@@ -314,11 +320,12 @@ impl RunControl {
         self.first_entry.get().copied()
     }
 
-    /// CPU time of a vCPU's thread in the kernel, outside the guest ([`Kicker::system_time`]). `None` if no thread runs
-    /// the vCPU at present.
-    pub(crate) fn system_time_of(&self, vcpu: usize) -> Option<Duration> {
+    /// CPU time of a vCPU's thread by ticks, and exact ([`Kicker::cpu_time`]). `None` if no thread runs the vCPU at
+    /// present.
+    pub(crate) fn times_of(&self, vcpu: usize) -> Option<(TickedTime, Duration)> {
         // A clock that cannot be read belongs to a thread that has just ended.
-        self.kickers.get(vcpu)?.system_time().ok().flatten()
+        let kicker = self.kickers.get(vcpu)?;
+        Some((kicker.ticked_time().ok().flatten()?, kicker.cpu_time().ok().flatten()?))
     }
 
     /// CPU time of all vCPUs' threads that run at present.

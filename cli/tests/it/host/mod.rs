@@ -85,6 +85,7 @@ pub fn mail() -> VmView {
         guarantee: Guarantee::BestEffort,
         ram: vec![RamView { never_huge, is_guess: true, ..ram("shmem", 512 * MIB) }],
         backing: Some(BackingView { unbacked: 0, base_4k: 512 * MIB, huge_2m: 0, giant_1g: 0, misaligned: 512 * MIB }),
+        scan_age_s: Some(1.5),
         mapping: None,
         page_tables: None,
         guest_pages: None,

@@ -22,6 +22,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use wideleaf_policies::{Moment, PerTenThousand, WindowIndex, WindowRow};
 
 use self::samples::{ACCESS_COST, ACCESS_LEAST, ACCESS_MOST, AccessSampling};
+use super::guest_clock::GuestClock;
 use super::outside_heat::OutsideHeat;
 use super::{EndOfTick, Kind, SlowSensor};
 use crate::actuators::swap::Swapper;
@@ -113,6 +114,10 @@ impl SlowSensor for SharedAccess {
 
     fn forget(&mut self) {
         self.lock().forget();
+    }
+
+    fn follow(&mut self, clock: GuestClock) {
+        self.lock().clock = clock;
     }
 
     fn set_budget(&mut self, budget: PerTenThousand) {

@@ -3,6 +3,7 @@
 //! ```text
 //!   source ── reading n ──▶ each window in use: 3 of 10 looks ─▶ history: - - - x        four samples a reading
 //!                           nothing new for five minutes      ─▶ all windows unknown again
+//!   the guest is paused ── readings are passed over, and so is the first one after it: a part of that is of the pause
 //! ```
 
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use wideleaf_policies::{AccessHistory, Hva, Moment, PerTenThousand, SampleQuality, WindowRow};
 
+use super::guest_clock::GuestClock;
 use super::{EndOfTick, SlowSensor, Starting};
 use crate::manager::report::ManagerReport;
 use crate::sensors::outside_heat::{Heat, HeatSource, LatestHeat};
@@ -32,7 +34,11 @@ pub(super) struct OutsideHeat {
     shared_by: Vec<u64>,
     /// Number of the latest reading taken.
     number: Option<u64>,
+    /// Time of it, on the guest's clock.
     read_at: Moment,
+    clock: GuestClock,
+    /// Whether a part of the next reading is of a pause.
+    is_cut: bool,
 }
 
 impl OutsideHeat {
@@ -49,7 +55,16 @@ impl OutsideHeat {
             addresses,
             number: None,
             read_at: Moment::START,
+            clock: GuestClock::default(),
+            is_cut: false,
         }
+    }
+
+    /// Passes over a new reading if a part of it is of a pause. Returns whether it did.
+    fn passes_over(&mut self, number: u64) -> bool {
+        let is_cut = std::mem::take(&mut self.is_cut);
+        self.number = if is_cut { Some(number) } else { self.number };
+        is_cut
     }
 
     /// Adds a reading to the histories of the windows in use. Returns their number.
@@ -82,17 +97,18 @@ impl SlowSensor for OutsideHeat {
         let Some(LatestHeat { number, age, heat }) = self.source.latest() else { return };
         if age > AGE_MAX {
             self.forget();
-        } else if self.number != Some(number) {
+        } else if self.number != Some(number) && !self.passes_over(number) {
             let began = tick.host.thread_cpu_time();
             let windows = self.add(&heat, &tick.rows.resident);
             self.number = Some(number);
-            self.read_at = Moment::after_start(tick.host.now().since_start().saturating_sub(age));
+            let now = self.clock.at(tick.host.now());
+            self.read_at = Moment::after_start(now.since_start().saturating_sub(age));
             cost.add_sample(windows, 0, tick.host.thread_cpu_time().saturating_sub(began));
         }
     }
 
     fn fill(&self, rows: &mut [WindowRow], now: Moment) {
-        let age = now.since(self.read_at);
+        let age = self.clock.at(now).since(self.read_at);
         for (row, (history, shared_by)) in rows.iter_mut().zip(self.histories.iter().zip(&self.shared_by)) {
             row.access = *history;
             if history.samples() > 0 {
@@ -104,6 +120,14 @@ impl SlowSensor for OutsideHeat {
     fn forget(&mut self) {
         self.histories.fill(AccessHistory::default());
         self.shared_by.fill(0);
+    }
+
+    fn follow(&mut self, clock: GuestClock) {
+        self.clock = clock;
+        self.is_cut = true;
+        if let Some(latest) = self.source.latest() {
+            self.number = Some(latest.number);
+        }
     }
 }
 

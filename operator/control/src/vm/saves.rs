@@ -31,8 +31,9 @@ pub struct SavedView {
 pub struct BeforePauseView {
     /// Time from before the dirty logs were switched on until right before the pause, or until it failed, in seconds.
     pub seconds: f64,
-    /// CPU time of the vCPUs' threads in the kernel in that time, in milliseconds, by ticks of the kernel's timer. Of a
-    /// VM with more than 16 vCPUs this and the counts are those of the first 16.
+    /// CPU time of the vCPUs' threads in the kernel in that time, in milliseconds: a part of their exact CPU time, as
+    /// ticks of the kernel's timer tell it. Of a VM with more than 16 vCPUs this and the counts are those of the first
+    /// 16.
     pub system_ms: f64,
     /// Number of faults in that time after which KVM had entered a mapping.
     pub faults: u64,

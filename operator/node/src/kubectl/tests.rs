@@ -7,6 +7,8 @@ use crate::testing::FakeApi;
 use crate::verdict::Verdict;
 use serde_json::json;
 
+const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
 fn api() -> FakeApi {
     let api = FakeApi::default();
     let guest = guest("shop_db", None);
@@ -42,7 +44,7 @@ async fn vmis_are_listed_and_pods_with_the_annotation() {
     let rows = vms(&api().client(), None).await.expect("it answers");
     let names: Vec<_> = rows.iter().map(|row| (row.name.as_str(), row.covered.as_deref())).collect();
     assert_eq!(names, [("db", Some("False")), ("kata", Some("False")), ("new", None)]);
-    let text = list_text(&rows, true);
+    let text = list_text(&rows, true, NOW);
     for part in ["namespace", "shop", "75.0 %", "3 GiB", "NoHugePage", "kata", "95 %"] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
@@ -100,8 +102,23 @@ async fn top_has_the_nodes_and_the_vms_with_most_memory_in_base_pages() {
     assert_eq!((nodes[0].huge_gib, nodes[0].labels_gib.len()), (Some(5), 4));
     let vms = most_in_base_pages(vms(&api.client(), None).await.expect("it answers"));
     assert_eq!(vms.last().map(|row| row.name.as_str()), Some("new"));
-    let text = top_text(&Top { nodes, vms }, true);
+    let text = top_text(&Top { nodes, vms }, true, NOW);
     assert!(text.contains("promotable-2m") && text.contains("huge-gib"), "{text}");
+}
+
+#[tokio::test]
+async fn an_old_scan_is_a_line_below_the_table_and_in_the_explanation() {
+    let mut rows = vms(&api().client(), None).await.expect("it answers");
+    for row in &mut rows {
+        row.details = row.details.take().map(|details| details.scanned(Some(59.0), NOW));
+    }
+    assert!(!list_text(&rows, true, NOW).contains("scanned") && !explain_text(&rows[0]).contains("scanned"));
+    let of_db = rows[0].details.take().expect("it has details");
+    rows[0].details = Some(of_db.scanned(Some(72.0), NOW));
+    let text = list_text(&rows, true, NOW);
+    assert!(text.ends_with("\n  scanned a minute ago or before: shop/db 120 s\n"), "{text}");
+    assert!(list_text(&rows, false, NOW).ends_with(": db 120 s\n"));
+    assert!(explain_text(&rows[0]).contains("scanned      1969-12-31T23:58:00Z\n"));
 }
 
 #[test]
@@ -115,9 +132,9 @@ fn text_of_other_programs_does_not_control_the_terminal() {
         message: Some("\u{7}".into()),
         details: None,
     };
-    let text = list_text(std::slice::from_ref(&row), false) + &explain_text(&row);
+    let text = list_text(std::slice::from_ref(&row), false, NOW) + &explain_text(&row);
     assert!(!text.contains(['\u{1b}', '\u{7}']), "{text:?}");
-    assert_eq!(list_text(&[], false), NO_VM);
+    assert_eq!(list_text(&[], false, NOW), NO_VM);
 }
 
 #[test]

@@ -24,6 +24,7 @@ use crate::manager::fault_price::FaultPrice;
 use crate::manager::managed_vm::AccessesBefore;
 use crate::manager::refault_cost::RefaultCost;
 use crate::manager::report::ManagerReport;
+use crate::manager::sampling::guest_clock::GuestClock;
 use crate::manager::sampling::guest_ran::GuestRan;
 use crate::manager::sampling::urgent_turns::UrgentTurns;
 use crate::manager::sampling::{EndOfTick, Starting};
@@ -64,7 +65,7 @@ const URGENT_LIMITS: ShareLimits =
 /// End of a window's latest sample.
 #[derive(Clone, Copy)]
 struct Sampled {
-    /// Moment from which its age is counted.
+    /// Moment of the guest's clock from which its age is counted.
     at: Moment,
     /// Age at that moment: not zero for a sample that another process took.
     age_then: Duration,
@@ -107,6 +108,8 @@ pub(super) struct AccessSampling {
     is_under_way: bool,
     /// Whether the guest ran during samples.
     guest: GuestRan,
+    /// The guest's clock, by which samples grow older.
+    pub(super) clock: GuestClock,
     /// Whether the sample under way is an urgent one.
     is_urgent: bool,
     /// Whether the report already says why the sensor has ended.
@@ -194,6 +197,7 @@ impl AccessSampling {
             small: Vec::new(),
             is_under_way: false,
             guest: GuestRan::new(None),
+            clock: GuestClock::default(),
             is_urgent: false,
             is_end_told: false,
             cost: SensorCost::default(),
@@ -291,6 +295,7 @@ impl AccessSampling {
 
     /// Completes rows by the results of their windows, and of their regions.
     pub(super) fn fill(&self, rows: &mut [WindowRow], now: Moment) {
+        let now = self.clock.at(now);
         for ((row, history), sampled) in rows.iter_mut().zip(&self.histories).zip(&self.sampled) {
             row.access = *history;
             row.access_quality = sampled.map(|sampled| sampled.quality(now)).unwrap_or_default();
@@ -335,7 +340,7 @@ impl AccessSampling {
     fn begin(&mut self, host: &dyn Host, share: &[WindowIndex]) {
         self.sampler.start(host, share);
         // All windows are watched from now on.
-        self.guest.begin(host.now());
+        self.guest.begin(self.clock.at(host.now()));
         self.is_under_way = true;
     }
 
@@ -344,11 +349,11 @@ impl AccessSampling {
             return;
         }
         let is_urgent = std::mem::take(&mut self.is_urgent);
-        let has_run = self.guest.has_run(host.now());
+        let has_run = self.guest.has_run(self.clock.at(host.now()));
         let sample = self.sampler.finish(host);
         let (mut unchanged, mut news) = (0, 0);
         let mut refilling = Duration::ZERO;
-        let (looked_at, now) = (sample.rows.len(), host.now());
+        let (looked_at, now) = (sample.rows.len(), self.clock.at(host.now()));
         for (window, seen) in sample.rows {
             let Ok(row) = self.windows.binary_search(&window) else { continue };
             let was_touched = match seen {

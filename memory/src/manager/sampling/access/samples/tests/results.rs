@@ -13,6 +13,7 @@ use crate::manager::managed_vm::AccessesBefore;
 use crate::manager::report::ManagerReport;
 use crate::manager::sampling::SlowSensor;
 use crate::manager::sampling::access::SharedAccess;
+use crate::manager::sampling::guest_clock::GuestClock;
 use crate::manager::sampling::guest_ran::GuestRan;
 use crate::sensors::access::{AccessCost, AccessSample, AccessSampler, Seen};
 use crate::sensors::share::{Share, ShareLimits};
@@ -60,6 +61,47 @@ fn windows_of_a_guest_that_waited_for_a_cpu_are_not_idle() {
     assert_eq!(samples_of(Seen::Untouched, &[40, 0, 0, 20]), (2, true, not_run));
     assert_eq!(samples_of(Seen::Touched, &[40, 0, 0, 20]), (4, true, 0), "a touch is a touch");
     assert_eq!(samples_of(Seen::Untouched, &[0, 0, 0, 0]), (4, true, 0), "it is halted");
+}
+
+#[test]
+fn while_a_guest_is_paused_its_samples_grow_no_older_and_afterwards_it_has_run_as_much_as_it_did_before() {
+    let (host, kvm) = (FakeHost::default(), Arc::new(FakeSecondLevel::new(&[])));
+    let (windows, rows) = on_base_pages(ACCESS_LEAST);
+    let shared = SharedAccess::new(AccessSampling {
+        guest: GuestRan::new(Some(kvm.clone())),
+        ..sampling_of(Seen::Untouched, &windows, paid(&host, Duration::from_secs(1), ACCESS_MOST))
+    });
+    let (mut cpu, mut clock) = (Duration::ZERO, GuestClock::default());
+    // Of each second, a sample has 40 ms, in which the guest runs for `ran_us`, and in the rest of it for `usual_ms`.
+    let mut second = |ran_us, usual_ms| {
+        kvm.set_vcpu_time(cpu);
+        shared.lock().start_share(&host, &windows, &rows, true, FaultPrice::assumed(None));
+        host.sleep(Duration::from_millis(40));
+        cpu += Duration::from_micros(ran_us);
+        kvm.set_vcpu_time(cpu);
+        shared.lock().finish(&host);
+        host.sleep(Duration::from_millis(960));
+        cpu += Duration::from_millis(usual_ms);
+        shared.lock().histories[0].samples()
+    };
+    let aged = || {
+        let mut filled = [WindowRow::new(windows[0], 512, Backing::Base4K)];
+        shared.fill(&mut filled, host.now());
+        filled[0].access_quality.age_s
+    };
+    assert_eq!([second(900, 10), second(900, 10)], [1, 2]);
+    host.sleep(Duration::from_secs(6));
+    assert_eq!(aged(), 6);
+    for is_paused in [true, true, true, false] {
+        clock.tick(is_paused, host.now());
+        shared.clone().follow(clock);
+        assert_eq!(aged(), 6);
+        host.sleep(Duration::from_secs(if is_paused { 200 } else { 2 }));
+    }
+    assert_eq!(aged(), 8);
+    // 10 ms a second are 400 us in 40 ms: with the pause in it, the time before would be as good as none.
+    assert_eq!(second(10, 10), 2, "the guest waited for a CPU");
+    assert_eq!(second(900, 10), 3);
 }
 
 #[test]
