@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::access::{AccessSampler, Seen};
 use wideleaf_memory::sensors::damon::{self, DamonSensor, GuestMonitor, Watch};
@@ -29,6 +30,12 @@ fn skip(why: &str) {
     println!("skipped: {why}");
 }
 
+/// The kernel's monitor: tests that use it take turns.
+fn turn_at_the_monitor() -> MutexGuard<'static, ()> {
+    static MONITOR: Mutex<()> = Mutex::new(());
+    MONITOR.lock()
+}
+
 /// Text of a file of the kernel's monitor.
 fn kdamonds(file: &str) -> String {
     fs::read_to_string(Path::new(KDAMONDS).join(file)).unwrap().trim().to_owned()
@@ -36,6 +43,7 @@ fn kdamonds(file: &str) -> String {
 
 #[test]
 fn the_kernels_monitor_distinguishes_the_busy_half_from_the_idle_one_and_is_given_back() {
+    let _turn = turn_at_the_monitor();
     let range = GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap();
     let ram = GuestRam::map(&[range], BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
     let host = LinuxHost::open().unwrap();
@@ -167,6 +175,7 @@ fn kdamond_ticks() -> u64 {
 
 #[test]
 fn the_hot_set_of_a_guest_of_another_process_is_found_and_the_monitor_is_given_back() {
+    let _turn = turn_at_the_monitor();
     let Ok(program) = std::env::var("WIDELEAF_BIN") else { return skip("WIDELEAF_BIN names no program") };
     if let Err(error) = damon::give_back_left_behind(Path::new("/")) {
         return skip(&error.to_string());
@@ -265,6 +274,7 @@ fn spearmans_coefficient_compares_ranks_and_shares_them_among_equals() {
 
 #[test]
 fn windows_are_ranked_as_their_numbers_of_updates() {
+    let _turn = turn_at_the_monitor();
     if let Err(error) = damon::give_back_left_behind(Path::new("/")) {
         return skip(&error.to_string());
     }
@@ -314,6 +324,7 @@ fn the_manager_that_is_killed() {
 
 #[test]
 fn a_killed_managers_monitor_is_given_back_while_its_guest_runs() {
+    let _turn = turn_at_the_monitor();
     let ram = GuestRam::map(
         &[GpaRange::new(Gpa::new(0), mib(2)).unwrap()],
         BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap(),

@@ -220,15 +220,15 @@ fn threads_that_touch_windows_during_their_collapse_lose_no_word_and_continue() 
     let is_over = AtomicBool::new(false);
     let touch = || {
         let words = bed.ram.words(bed.ram.ranges()[0]);
-        let mut passes = 0_u64;
-        while !is_over.load(Ordering::Relaxed) {
+        loop {
             for (number, word) in words.iter().enumerate().step_by(61) {
                 assert_eq!(word.fetch_add(1, Ordering::Relaxed), number as u64, "word {number}");
                 word.fetch_sub(1, Ordering::Relaxed);
             }
-            passes += 1;
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
         }
-        passes
     };
     std::thread::scope(|scope| {
         let toucher = scope.spawn(touch);
@@ -239,7 +239,7 @@ fn threads_that_touch_windows_during_their_collapse_lose_no_word_and_continue() 
             assert!(results.any(|result| result == OutcomeResult::Done), "{window}");
         }
         is_over.store(true, Ordering::Relaxed);
-        assert!(toucher.join().unwrap() > 0);
+        toucher.join().unwrap();
     });
     bed.assert_all_is(Backing::Huge2M);
 }

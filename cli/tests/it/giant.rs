@@ -201,7 +201,15 @@ fn at_fault_without_a_giant_page_uses_huge_ones_and_gives_the_reason() {
 fn ram_of_the_pool_gets_its_pages_made_and_gives_them_back() {
     let Some(pool) = empty_pool() else { return };
     let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=20", "--backing=hugetlb", "--host-page=1g"];
-    let report = report_of(&[&arguments[..], &["--make-giant-pages=1"]].concat());
+    let making = [&arguments[..], &["--make-giant-pages=1", "--timeout=5m", "--format=json"]].concat();
+    let output = new_scratch().wideleaf(&making).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    if said.contains("cannot make 1 pages of 1g") {
+        println!("skipped: the kernel no longer had room for a page of 1 GiB: {said}");
+        return pool.assert_given_back();
+    }
+    assert!(output.status.success(), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["verification"]["passed"], true);
     assert_eq!(report["setup"]["host_page"], "1g");
     pool.assert_given_back();
@@ -233,7 +241,7 @@ fn a_run_killed_together_with_its_child_leaves_a_note_at_most() {
         let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.0.id())).unwrap();
         for child in children.split_whitespace() {
             let pid = nix::unistd::Pid::from_raw(child.parse().unwrap());
-            nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
+            let _may_have_ended = nix::sys::signal::kill(pid, Signal::SIGKILL);
         }
         running.signal(Signal::SIGKILL);
         running.end();

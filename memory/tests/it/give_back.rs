@@ -5,20 +5,18 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use wideleaf_memory::actuators::collapse::collapse_window;
+use crate::{collapse_in_some_attempts, steady_backing, tick_until};
 use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::split::split_window;
 use wideleaf_memory::host::Host;
 use wideleaf_memory::manager::{ManagedVm, ManagerLoop};
-use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, ManagerConfig};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
-    Backing, Bytes, GivenBackRules, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy,
+    Backing, Bytes, GivenBackRules, Gpa, GpaRange, OutcomeResult, PageSize, VmId, WindowIndex, policy,
 };
 
 const WINDOWS: u64 = 8;
@@ -61,8 +59,7 @@ impl Guest {
     }
 
     fn backing(&self, window: u64) -> (u16, Backing) {
-        let row = window_backing(&*self.host, self.ram.ranges()[0], None, WindowIndex::new(window)).unwrap();
-        (row.resident, row.backing)
+        steady_backing(&*self.host, self.ram.ranges()[0], None, WindowIndex::new(window))
     }
 
     fn resident(&self) -> Bytes {
@@ -72,13 +69,10 @@ impl Guest {
 
     /// Makes windows huge; prints a reason and returns `false` if this host has no huge page for them.
     fn make_huge(&self, windows: std::ops::Range<u64>) -> bool {
-        const TRIES_MAX: usize = 50;
         for window in windows {
-            let collapse = || collapse_window(&*self.host, self.ram.ranges()[0], WindowIndex::new(window)).result;
-            let tried =
-                (0..TRIES_MAX).map(|_| collapse()).find(|result| *result != OutcomeResult::Refused(Refusal::Busy));
-            if tried != Some(OutcomeResult::Done) {
-                eprintln!("skipped: no huge page is available here: {tried:?}");
+            let collapse = collapse_in_some_attempts(&*self.host, self.ram.ranges()[0], window).result;
+            if collapse != OutcomeResult::Done {
+                eprintln!("skipped: no huge page is available here: {collapse:?}");
                 return false;
             }
         }
@@ -160,20 +154,6 @@ fn tick(guest: &Guest) {
     for _ in 0..3 {
         work.tick();
     }
-}
-
-/// Ticks until a condition holds, or for 10 s. All windows are scanned at some of the ticks alone, after a hundred times
-/// what a scan takes.
-fn tick_until(work: &mut ManagerLoop, holds: impl Fn(&ManagerLoop) -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(10);
-    while !holds(work) {
-        if Instant::now() > end {
-            return false;
-        }
-        work.tick();
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    true
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::moves;
+use crate::{moves, tick_until};
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{FaultPrice, ManagedVm, ManagerConfig, ManagerLoop, PriceSource};
@@ -206,6 +206,7 @@ fn windows_are_swapped_under_a_writer_if_they_can_be_moved() {
     if moves::are_missing() {
         return;
     }
+    const TICKS: u64 = 20;
     let (host, ram) = ram_with_one_word_per_page(BackingKind::Anon);
     let needs = Needs { access: true, ..Needs::default() };
     let policy =
@@ -224,10 +225,12 @@ fn windows_are_swapped_under_a_writer_if_they_can_be_moved() {
                 }
             }
         });
-        for _ in 0..20 {
-            work.tick();
-            std::thread::sleep(Duration::from_millis(15)); // a refused window backs off for 10 ms at first
-        }
+        // A refused window backs off. As of the tick's own look: a window that is aside for a sample afterwards looks
+        // unbacked.
+        tick_until(&mut work, |work| {
+            let are_huge = |vm: &VmSnapshot| vm.backing.iter().all(|backing| *backing == Backing::Huge2M);
+            work.report().ticks >= TICKS && work.live().snapshot.vms.iter().all(are_huge)
+        });
         is_over.store(true, Ordering::Relaxed);
         writer.join().unwrap();
         work.finish()
@@ -321,7 +324,7 @@ fn ticks_with_faults(work: &mut ManagerLoop, guest: &FakeSecondLevel, ticks: std
     for tick in ticks {
         let faults = tick * 4096;
         let system_time = Duration::from_micros(faults * 25);
-        guest.set_fault_counters(FaultCounters { faults, exits: faults, system_time });
+        guest.set_fault_counters(FaultCounters { faults, exits: faults, system_time, ..FaultCounters::default() });
         work.tick();
     }
 }

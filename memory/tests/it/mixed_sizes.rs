@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use wideleaf_memory::actuators::collapse::collapse_window;
+use crate::collapse_in_some_attempts;
 use wideleaf_memory::actuators::split::split_window;
 use wideleaf_memory::host::{Host as _, PageRun};
 use wideleaf_memory::{BackingKind, LinuxHost, RamRange};
@@ -86,7 +86,7 @@ fn a_window_on_folios_of_64_kib_is_on_base_pages_and_collapses_and_splits_as_one
     let window = WindowIndex::new(0);
     // There is no huge page to split.
     assert_ne!(split_window(&host, BackingKind::Anon, range, window).result, OutcomeResult::Done);
-    let collapse = collapse_window(&host, range, window);
+    let collapse = collapse_in_some_attempts(&host, range, 0);
     assert_eq!(collapse.result, OutcomeResult::Done, "{collapse:?}");
     assert_eq!(seen(&host, range), (Bytes::ZERO, mib(2)));
     let split = split_window(&host, BackingKind::Anon, range, window);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::moves;
+use crate::{moves, steady_backing};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
@@ -14,7 +14,6 @@ use wideleaf_memory::detached::WindowMover;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_memory::sensors::access_regions::{AccessRegions, RegionSample};
-use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::sampled_pages::SAMPLED_PAGES;
@@ -45,8 +44,7 @@ fn words(ram: &GuestRam) -> &[AtomicU64] {
 }
 
 fn backing(ram: &GuestRam, window: u64) -> (u16, Backing) {
-    let row = window_backing(host().as_ref(), ram.ranges()[0], None, WindowIndex::new(window)).unwrap();
-    (row.resident, row.backing)
+    steady_backing(host().as_ref(), ram.ranges()[0], None, WindowIndex::new(window))
 }
 
 /// The value of a word in a generation; never zero.

@@ -21,7 +21,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy};
 
 use crate::other_process::{self, OtherProcess, WINDOWS, full_windows, word_at};
-use crate::wait_until;
+use crate::{collapse_in_some_attempts, wait_until};
 
 #[test]
 #[ignore = "it is the other process of the tests here, and they start it"]
@@ -55,7 +55,7 @@ fn on_base_pages() -> (OtherProcess, ProcessHost) {
 fn windows_are_collapsed_and_split_from_outside_and_keep_their_contents() {
     let (mut other, host) = on_base_pages();
     for window in full_windows() {
-        let collapse = collapse_window(&host, other.ram(), window);
+        let collapse = collapse_in_some_attempts(&host, other.ram(), window.get());
         assert_eq!((collapse.result, collapse.cost.copied), (OutcomeResult::Done, mib(2)), "{window}");
     }
     assert_eq!(other.huge_windows(&host), WINDOWS - 1);

@@ -5,20 +5,17 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::turn_at_the_pools;
+use crate::{collapse_in_some_attempts, steady_backing, turn_at_the_pools};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig};
 use wideleaf_memory::pool::{Granted, HugetlbPools, OnShortage, PoolLease, Request};
-use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, Kernel, LinuxHost};
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::units::{gib, mib};
-use wideleaf_policies::{
-    Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex, policy,
-};
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Skip, VmId, WindowIndex, policy};
 
 fn range(start: Bytes, bytes: Bytes) -> GpaRange {
     GpaRange::new(Gpa::new(start.get()), bytes).unwrap()
@@ -34,8 +31,7 @@ fn populate(ram: &GuestRam) {
 
 fn backing(ram: &GuestRam, window: u64) -> (u16, Backing) {
     let fixed = (ram.backing().kind() == BackingKind::Hugetlb).then_some(ram.backing().start_page());
-    let row = window_backing(&LinuxHost::open().unwrap(), ram.ranges()[0], fixed, WindowIndex::new(window)).unwrap();
-    (row.resident, row.backing)
+    steady_backing(&LinuxHost::open().unwrap(), ram.ranges()[0], fixed, WindowIndex::new(window))
 }
 
 /// A lease of pool pages, or `None` with the reason to skip printed.
@@ -86,27 +82,13 @@ fn ram_that_starts_with_base_pages_has_base_pages_and_collapses() {
         assert_eq!(hole.result, OutcomeResult::Skipped(Skip::NotResident), "a hole is not filled");
         populate(&ram);
         assert_eq!(backing(&ram, 1), (512, Backing::Base4K), "{}", kind.name());
-        let collapse = collapse_until_not_busy(&host, &ram, 1);
+        let collapse = collapse_in_some_attempts(&host, ram.ranges()[0], 1).result;
         assert_eq!(collapse, OutcomeResult::Done, "{}", kind.name());
         assert_eq!(backing(&ram, 1), (512, Backing::Huge2M));
         assert_eq!(backing(&ram, 2), (512, Backing::Base4K), "its neighbour is unchanged");
         let again = collapse_window(&host, ram.ranges()[0], WindowIndex::new(1));
         assert_eq!(again.result, OutcomeResult::Skipped(Skip::AlreadyDone));
     }
-}
-
-/// Collapses a window. A page on its way to an LRU list makes collapse answer EAGAIN or EBUSY; the manager backs
-/// off, a test asks again.
-fn collapse_until_not_busy(host: &LinuxHost, ram: &GuestRam, window: u64) -> OutcomeResult {
-    const ATTEMPTS: u32 = 50;
-    for _ in 0..ATTEMPTS {
-        let result = collapse_window(host, ram.ranges()[0], WindowIndex::new(window)).result;
-        if result != OutcomeResult::Refused(Refusal::Busy) {
-            return result;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    OutcomeResult::Refused(Refusal::Busy)
 }
 
 #[test]

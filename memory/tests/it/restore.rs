@@ -431,7 +431,8 @@ fn a_read_that_does_not_return_is_taken_over_and_its_late_result_is_not_used() {
     let ram = anon(4);
     let saved = Saved { held: Mutex::new(BTreeSet::from([1])), ..Saved::of((0..4).map(|of| (of, full(true)))) };
     let saved = Arc::new(saved);
-    let options = RestoreConfig { overdue_after: Duration::from_millis(50), ..config() };
+    // Much longer than a thread waits for a processor, however busy the machine is.
+    let options = RestoreConfig { overdue_after: Duration::from_secs(2), ..config() };
     let restorer = restore(&ram, &saved, options);
     check_window(&ram, &saved, 1);
     (0..WORDS_PER_WINDOW).for_each(|at| word(&ram, 1, at).store(at as u64, Ordering::Relaxed));

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::moves;
+use crate::{moves, steady_backing};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
-use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::policy::KeptSmall;
@@ -72,8 +71,7 @@ impl Bed {
     }
 
     fn backing(&self, window: u64) -> (u16, Backing) {
-        let row = window_backing(self.host.as_ref(), self.ram.ranges()[0], None, WindowIndex::new(window)).unwrap();
-        (row.resident, row.backing)
+        steady_backing(self.host.as_ref(), self.ram.ranges()[0], None, WindowIndex::new(window))
     }
 
     fn is_each(&self, mut windows: Range<u64>, backing: Backing) -> bool {

@@ -12,10 +12,11 @@ use wideleaf_memory::first_touch::probe;
 use wideleaf_memory::host::{Advice, Host, HostError, PageRun};
 use wideleaf_memory::kernel::{GiantMappings, Userfaultfds};
 use wideleaf_memory::numa::placement::NodePolicy;
-use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::side_mapping::{GIANT, GiantFile, SideContents, SideMapping};
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, Moment, VmId, WindowIndex};
+
+use crate::steady_backing;
 
 pub const VM: VmId = VmId(7);
 pub const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
@@ -42,8 +43,7 @@ pub fn map_of(layout: &[(Bytes, Bytes)], backing: BackingConfig) -> Arc<GuestRam
 pub fn backing(ram: &GuestRam, window: u64) -> (u16, Backing) {
     let window = WindowIndex::new(window);
     let range = ram.ranges().iter().find(|range| range.gpa.contains(window.start())).unwrap();
-    let row = window_backing(&LinuxHost::open().unwrap(), *range, None, window).unwrap();
-    (row.resident, row.backing)
+    steady_backing(&LinuxHost::open().unwrap(), *range, None, window)
 }
 
 /// The word at this place of the first range.
@@ -80,6 +80,8 @@ pub fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 pub enum Meminfo {
     AsItIs,
     Says(&'static str),
+    /// The first once, and the second from then on.
+    SaysOnce(&'static str, &'static str),
     Absent,
 }
 
@@ -151,12 +153,18 @@ impl Host for AlteredHost {
     }
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {
-        match *self.meminfo.lock() {
-            Meminfo::Says(text) if path == "/proc/meminfo" => Ok(text.to_owned()),
-            Meminfo::Absent if path == "/proc/meminfo" => {
-                Err(HostError { what: "meddling", source: std::io::ErrorKind::NotFound.into() })
+        if path != "/proc/meminfo" {
+            return self.real.read_text(path);
+        }
+        let mut meminfo = self.meminfo.lock();
+        match *meminfo {
+            Meminfo::AsItIs => self.real.read_text(path),
+            Meminfo::Says(text) => Ok(text.to_owned()),
+            Meminfo::SaysOnce(text, then) => {
+                *meminfo = Meminfo::Says(then);
+                Ok(text.to_owned())
             }
-            _ => self.real.read_text(path),
+            Meminfo::Absent => Err(HostError { what: "meddling", source: std::io::ErrorKind::NotFound.into() }),
         }
     }
 

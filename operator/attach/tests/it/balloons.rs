@@ -41,7 +41,7 @@ fn a_guest_with_a_balloon_loses_no_byte_and_its_balloon_is_an_event_when_it_defl
     let arguments = [&MACHINE[..], &["-qmp", socket.as_str()]].concat();
     let mut guest = Guest::with_kernel(&arguments, "balloon bytes=128M passes=24");
     eventually("its second monitor", || listens(&second));
-    let monitor = Monitor::of(&guest.process(), &second).unwrap();
+    let monitor = Monitor::now_or_later(&guest.process(), &second).unwrap();
     let gate = GuestGate::new(guest.process(), Some(Arc::new(monitor)));
     let policy = Some(PolicyChoice::parse("greedy").unwrap());
     let settings = Settings { policy, qmp: Some(guest.qmp()), ..Settings::default() };

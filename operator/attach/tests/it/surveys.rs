@@ -138,7 +138,11 @@ fn a_survey_counts_every_byte_and_has_a_reason_for_each_small_window() {
         eventually("a guest at work", || guest.console().contains(" begin "));
         let touched = mib(64).get();
         eventually("64 MiB in use", || Survey::take(&process, None).view().resident() >= Some(touched));
-        let survey = Survey::take(&process, Some(&guest.qmp()));
+        let mut survey = Survey::take(&process, Some(&guest.qmp()));
+        eventually("an answer of its monitor", || {
+            survey = Survey::take(&process, Some(&guest.qmp()));
+            survey.view().mapping.is_some()
+        });
         let (view, map, explanation) = (survey.view(), survey.windows(), survey.explanation());
         assert_eq!((view.name.as_str(), view.vmm, view.pid), ("surveyed", Vmm::Qemu, guest.pid()));
         assert_eq!(view.backing.unwrap().resident() + view.backing.unwrap().unbacked, mib(256).get());
@@ -183,10 +187,15 @@ fn the_gate_is_open_for_a_guest_that_only_runs_and_gone_when_it_ends() {
     }
 }
 
-/// A gate that asks the guest's monitor.
+/// A gate that asks the guest's monitor, once that has answered.
 fn gate_of(guest: &Guest) -> GuestGate {
-    let monitor = Monitor::of(&guest.process(), &guest.qmp()).unwrap();
-    GuestGate::new(guest.process(), Some(Arc::new(monitor)))
+    let monitor = Monitor::now_or_later(&guest.process(), &guest.qmp()).unwrap();
+    let gate = GuestGate::new(guest.process(), Some(Arc::new(monitor)));
+    eventually("an answer of its monitor", || {
+        gate.refresh();
+        gate.state() != GateState::Closed(LeftAlone::NoAnswer)
+    });
+    gate
 }
 
 #[test]

@@ -272,10 +272,13 @@ fn a_guest_that_arrives_by_postcopy_loses_no_byte_and_is_promoted_after_it() {
     assert!(attached.view().work.unwrap().outcomes.is_empty(), "the kernel is not asked");
     let with_monitor = {
         let process = process(moving.target.pid());
-        let monitor = Monitor::of(&process, &moving.target.qmp()).unwrap();
-        GuestGate::new(process, Some(Arc::new(monitor))).state()
+        let monitor = Monitor::now_or_later(&process, &moving.target.qmp()).unwrap();
+        GuestGate::new(process, Some(Arc::new(monitor)))
     };
-    assert_eq!(with_monitor, GateState::Closed(LeftAlone::Migration));
+    eventually("the migration in its gate", || {
+        with_monitor.refresh();
+        with_monitor.state() == GateState::Closed(LeftAlone::Migration)
+    });
     moving.finish();
     let is_promoted = || promoted(&attached) >= IN_USE.get() / PageSize::Huge2M.bytes().get() - 4;
     eventually("huge pages", is_promoted);
