@@ -40,8 +40,8 @@ pub fn scanned(scan_age_s: Option<f64>) -> String {
     }
 }
 
-/// The VMs, by name and age of their scan in seconds, with a scan of [`OLD_SCAN_S`] ago or before, as a line: the oldest
-/// first. `None` without such a VM.
+/// A line that names the VMs with a scan of [`OLD_SCAN_S`] ago or before, the oldest first; `None` without such a VM.
+/// `vms`: name, and age of the scan in seconds.
 pub fn old_scans(vms: impl IntoIterator<Item = (String, Option<f64>)>) -> Option<String> {
     let with_age = vms.into_iter().filter_map(|(name, age)| Some((name, age?)));
     let mut old: Vec<(String, f64)> = with_age.filter(|(_, age)| *age >= OLD_SCAN_S).collect();

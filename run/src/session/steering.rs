@@ -1,5 +1,5 @@
-//! The manager of a session's guest, as the rest of the run steers it. Before a manager is attached, and after its end, a
-//! call does nothing.
+//! The manager of a session's guest, as the rest of the run steers it. Before a manager is attached, and after its end,
+//! a call does nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
