@@ -274,14 +274,18 @@ mod tests {
     use super::*;
     use crate::backing::BackingConfig;
     use crate::testing::fake_host::FakeHost;
+    use wideleaf_policies::Bytes;
     use wideleaf_policies::units::{kib, mib};
+
+    fn fake_host_and_ram(bytes: Bytes) -> (Arc<FakeHost>, Arc<GuestRam>) {
+        let range = GpaRange::new(Gpa::new(0), bytes).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("valid");
+        (Arc::default(), GuestRam::map(&[range], backing).expect("some mebibytes"))
+    }
 
     #[test]
     fn pages_that_could_not_be_released_go_at_the_next_check() {
-        let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
-        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("valid");
-        let ram = GuestRam::map(&[range], backing).expect("two mebibytes");
-        let host = Arc::<FakeHost>::default();
+        let (host, ram) = fake_host_and_ram(mib(2));
         host.make_present(ram.base(), mib(2), false);
         let give_back = GiveBack::new(host.clone(), ram).expect("it has no owner");
         host.fail_call(0, libc::EIO);
@@ -297,10 +301,7 @@ mod tests {
 
     #[test]
     fn only_pages_that_were_in_memory_count_as_released() {
-        let range = GpaRange::new(Gpa::new(0), mib(4)).expect("fits");
-        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("valid");
-        let ram = GuestRam::map(&[range], backing).expect("four mebibytes");
-        let host = Arc::<FakeHost>::default();
+        let (host, ram) = fake_host_and_ram(mib(4));
         // Pages 4 to 9 of window 0; none of window 1.
         host.make_present(ram.base() + kib(16), kib(24), false);
         let give_back = GiveBack::new(host, ram).expect("it has no owner");

@@ -13,3 +13,4 @@ mod scans_on_the_fake_host;
 mod short_of_memory_on_the_fake_host;
 mod test_gate;
 mod vacating_on_the_fake_mover;
+mod watching;

@@ -13,7 +13,7 @@ use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, ManagerReport, OutOfReach};
 use wideleaf_memory::region::{GuestRam, RamRange};
 use wideleaf_memory::second_level::{SecondLevel, SlotId};
-use wideleaf_memory::sensors::outside_heat::{Heat, HeatRegion, HeatSource, LatestHeat};
+use wideleaf_memory::sensors::outside_heat::{Heat, HeatRegion, LatestHeat};
 use wideleaf_memory::testing::fake_host::FakeHost;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_policies::policy::{self, Policy};
@@ -22,6 +22,8 @@ use wideleaf_policies::{
     Action, Budget, BudgetLimits, Bytes, Cost, Gpa, GpaRange, Hva, MappingStats, Moment, Outcome, PageSize,
     PerTenThousand, Plan, Refusal, SampleQuality, Snapshot, VmId, WindowIndex,
 };
+
+use crate::watching::{Outside, Sees};
 
 const RAM_AT: Hva = Hva::new(1 << 40);
 const WINDOWS: u64 = 8;
@@ -470,42 +472,11 @@ fn a_vm_that_panicked_is_not_sampled_any_more() {
     assert!(kvm.slots().iter().all(|slot| !slot.is_dirty_logged));
 }
 
-/// Keeps the latest snapshot, and asks which memory is used.
-struct SeesAccess(Arc<Mutex<Snapshot>>);
-
-impl Policy for SeesAccess {
-    fn name(&self) -> &'static str {
-        "sees-access"
-    }
-
-    fn needs(&self) -> policy::Needs {
-        policy::Needs { access: true, ..policy::Needs::default() }
-    }
-
-    fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {
-        *self.0.lock() = snapshot.clone();
-    }
-}
-
-/// A monitor outside of the guest's process, with the reading that it is given.
-#[derive(Default)]
-struct Outside(Mutex<Option<LatestHeat<Arc<Heat>>>>);
-
-impl HeatSource for Outside {
-    fn latest(&self) -> Option<LatestHeat<Arc<Heat>>> {
-        self.0.lock().clone()
-    }
-
-    fn why_not(&self) -> Option<String> {
-        None
-    }
-}
-
 #[test]
 fn heat_seen_from_outside_reaches_the_policy_with_its_age_and_error() {
     let (host, outside, seen) = (host(), Arc::<Outside>::default(), Arc::<Mutex<Snapshot>>::default());
     let vm = ManagedVm { heat: Some(outside.clone()), ..vm(None) };
-    let mut work = ManagerLoop::new(host.clone(), vec![vm], Box::new(SeesAccess(seen.clone())), plenty());
+    let mut work = ManagerLoop::new(host.clone(), vec![vm], Box::new(Sees::access(seen.clone())), plenty());
     // Window 0 is hot, 1 to 4 are one idle region, and the rest is not watched.
     let region = |first: u64, end: u64, rate| HeatRegion {
         start: RAM_AT + mib(2) * first,

@@ -12,34 +12,16 @@ use wideleaf_memory::host::Host as _;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::region::{GuestRam, RamRange};
 use wideleaf_memory::second_level::SecondLevel as _;
-use wideleaf_memory::sensors::outside_heat::{Heat, HeatRegion, HeatSource, LatestHeat};
+use wideleaf_memory::sensors::outside_heat::{Heat, HeatRegion, LatestHeat};
 use wideleaf_memory::testing::fake_host::FakeHost;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
-use wideleaf_policies::policy::{Needs, Policy};
+use wideleaf_policies::policy::Needs;
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Budget, Gpa, GpaRange, Hva, Moment, PageSize, PerTenThousand, Plan, Snapshot, VmId};
+use wideleaf_policies::{Gpa, GpaRange, Hva, PageSize, PerTenThousand, Snapshot, VmId};
+
+use crate::watching::{Outside, Sees};
 
 const WINDOWS: u64 = 4;
-
-/// Keeps the latest snapshot, and does nothing.
-struct Sees {
-    needs: Needs,
-    latest: Arc<Mutex<Snapshot>>,
-}
-
-impl Policy for Sees {
-    fn name(&self) -> &'static str {
-        "sees"
-    }
-
-    fn needs(&self) -> Needs {
-        self.needs
-    }
-
-    fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {
-        *self.latest.lock() = snapshot.clone();
-    }
-}
 
 fn ram() -> GpaRange {
     GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap()
@@ -86,20 +68,6 @@ fn no_sensor_takes_a_sample_of_a_paused_guest_and_all_go_on_after_the_pause() {
     assert_eq!(work.report().ticks_paused, 601);
 }
 
-/// A monitor outside of the guest's process, with the reading that it is given.
-#[derive(Default)]
-struct Outside(Mutex<Option<LatestHeat<Arc<Heat>>>>);
-
-impl HeatSource for Outside {
-    fn latest(&self) -> Option<LatestHeat<Arc<Heat>>> {
-        self.0.lock().clone()
-    }
-
-    fn why_not(&self) -> Option<String> {
-        None
-    }
-}
-
 /// Knows whether the guest stands still, as that of a QEMU guest does.
 #[derive(Default)]
 struct StoppedGate(AtomicBool);
@@ -129,7 +97,7 @@ fn a_hot_window_of_a_guest_in_another_process_is_hot_and_no_older_after_a_pause_
         ..ManagedVm::external(VmId(0), vec![RamRange { gpa: ram(), hva: at }], anonymous(), None)
     };
     let latest = Arc::<Mutex<Snapshot>>::default();
-    let policy = Box::new(Sees { needs: Needs { access: true, ..Needs::default() }, latest: latest.clone() });
+    let policy = Box::new(Sees::access(latest.clone()));
     let mut work = ManagerLoop::new(host.clone(), vec![vm], policy, ManagerConfig::default());
     // Each reading is new: the monitor goes on while the guest is paused.
     let mut number = 0;
