@@ -119,7 +119,7 @@ pub enum ConnectionLoss {
     At(u32),
     /// The same for the first pages after `go`, once the target has said that the guest runs there.
     AtPagesAfterGo,
-    /// The first pages after `go` wait until the test says so.
+    /// The first pages after `go` wait until the test says so, once the target has said that the guest runs there.
     HoldPagesAfterGo,
 }
 
@@ -159,6 +159,7 @@ pub fn proxy(scratch: &Scratch, cut: ConnectionLoss) -> Proxy {
                     let _ = has_begun.recv();
                 }
                 ConnectionLoss::HoldPagesAfterGo => {
+                    let _ = has_begun.recv();
                     let _ = is_held.send(());
                     let _ = goes_on.recv();
                 }
