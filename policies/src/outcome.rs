@@ -87,6 +87,8 @@ pub enum Skip {
     LeftAlone,
     /// The manager was asked to stop.
     Stopping,
+    /// The actions before it took all of the tick's time. The next plan may name it again.
+    NextTick,
 }
 
 impl OutcomeResult {
@@ -115,6 +117,7 @@ impl OutcomeResult {
             OutcomeResult::Skipped(Skip::StallBudget) => "skipped_stall_budget",
             OutcomeResult::Skipped(Skip::LeftAlone) => "skipped_left_alone",
             OutcomeResult::Skipped(Skip::Stopping) => "skipped_stopping",
+            OutcomeResult::Skipped(Skip::NextTick) => "skipped_next_tick",
         }
     }
 }

@@ -97,7 +97,7 @@ const COPIED_MAX: u64 = 1 << 32;
 const MEMORY_MAX: u64 = 1 << 52;
 
 /// All results, in the order of their numbers in a recording. Append new ones.
-const RESULTS: [OutcomeResult; 22] = [
+const RESULTS: [OutcomeResult; 23] = [
     OutcomeResult::Done,
     OutcomeResult::Refused(Refusal::NoHugePage),
     OutcomeResult::Refused(Refusal::Busy),
@@ -120,6 +120,7 @@ const RESULTS: [OutcomeResult; 22] = [
     OutcomeResult::Skipped(Skip::NoHugePage),
     OutcomeResult::Skipped(Skip::PageBeingMade),
     OutcomeResult::Skipped(Skip::StallBudget),
+    OutcomeResult::Skipped(Skip::NextTick),
 ];
 
 /// Description of a recording.

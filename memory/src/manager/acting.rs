@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use wideleaf_policies::{Action, Outcome, OutcomeResult, PlannedAction, Refusal, Skip, Snapshot, VmId};
+use wideleaf_policies::{Action, Moment, Outcome, OutcomeResult, PlannedAction, Refusal, Skip, Snapshot, VmId};
 
 use super::ManagerLoop;
 use super::attempt::{Attempt, Mechanism, Target};
@@ -31,12 +31,17 @@ use crate::panicked::{Panicked, caught};
 /// Minimum number of windows, or of trades, for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
 const COPIES_PER_THREAD_LEAST: usize = 4;
 
+/// Time after which a tick begins no further action: its plan becomes old, and nothing new is published, while a busy
+/// host or a small part of the time out of reach makes each action wait.
+const ACTING_MAX: Duration = Duration::from_secs(1);
+
 /// Longest sleep of a thread that acts: then it looks whether the loop is to stop.
 const STOPS_WITHIN: Duration = Duration::from_millis(5);
 
 /// Everything that actions need; several threads may share it.
 struct Means<'a> {
     host: &'a dyn Host,
+    began: Moment,
     /// Parts of the VMs, in the order given.
     vms: Vec<SharedParts<'a>>,
     should_stop: &'a AtomicBool,
@@ -60,6 +65,11 @@ impl Means<'_> {
             let refused = OutcomeResult::Refused(Refusal::Other(0));
             Attempt { result: refused, at: self.host.now(), ..requested }
         })
+    }
+
+    /// Whether the tick has no time for further actions.
+    fn is_late(&self) -> bool {
+        self.host.now().since(self.began) >= ACTING_MAX
     }
 
     /// Waits until the guest has had enough time with all of its windows in reach, or the loop is to stop.
@@ -121,9 +131,10 @@ impl Means<'_> {
 
 impl ManagerLoop {
     /// Performs the plan: begins the moves of giants, does the actions that copy nothing, then copies windows, in
-    /// several threads if there are enough of them. Results are recorded in the order of the plan. Returns the
-    /// number of actions done or begun.
+    /// several threads if there are enough of them, for [`ACTING_MAX`]. Results are recorded in the order of the plan.
+    /// Returns the number of actions done or begun.
     pub(super) fn act(&mut self, planned: &[PlannedAction], snapshot: &Snapshot) -> u64 {
+        let began = self.host.now();
         let (mut giants_begun, mut windows) = (0, Vec::new());
         // Giants first, wherever they stand in the plan: a giant's first window holds its state, and no other
         // action may end that.
@@ -135,9 +146,13 @@ impl ManagerLoop {
         }
         let windows = windows.into_iter().map(|(position, planned)| self.begin(position, *planned, snapshot));
         let (copies, others): (Vec<_>, Vec<_>) = windows.partition(Attempt::is_copy);
-        let means = self.means();
-        let mut ended: Vec<_> = others.into_iter().map(|requested| means.attempt(requested, &mut [])).collect();
-        ended.extend(self.copy(&units(copies)));
+        let means = self.means(began);
+        let in_time = |requested: Attempt| match means.is_late() {
+            true => requested.put_off(means.host.now()),
+            false => means.attempt(requested, &mut []),
+        };
+        let mut ended: Vec<_> = others.into_iter().map(in_time).collect();
+        ended.extend(self.copy(&units(copies), began));
         self.vms.iter_mut().filter_map(|vm| vm.swaps.as_mut()).for_each(Swaps::give_back_vacated);
         ended.sort_unstable_by_key(|attempt| attempt.position);
         self.leave_alone_what_panicked();
@@ -167,10 +182,10 @@ impl ManagerLoop {
         }
     }
 
-    fn means(&self) -> Means<'_> {
+    fn means(&self, began: Moment) -> Means<'_> {
         let ManagerLoop { host, vms, should_stop, steering, huge_pages, panics, .. } = self;
         let vms = vms.iter().map(VmState::shared_parts).collect();
-        Means { host: host.as_ref(), vms, should_stop, steering, huge_pages, panics }
+        Means { host: host.as_ref(), began, vms, should_stop, steering, huge_pages, panics }
     }
 
     fn leave_alone_what_panicked(&mut self) {
@@ -191,17 +206,26 @@ impl ManagerLoop {
         }
     }
 
-    /// Copies windows; each thread takes the next unit from the list.
-    fn copy(&mut self, units: &[Unit]) -> Vec<Attempt> {
+    /// Copies windows; each thread takes the next unit from the list. A tick that is late only ends the units' actions,
+    /// but that of the first: others may take all of its time.
+    fn copy(&mut self, units: &[Unit], began: Moment) -> Vec<Attempt> {
         let ManagerLoop { host, vms, should_stop, steering, huge_pages, config, panics, .. } = self;
         let (vms, mut hands): (_, Vec<_>) = vms.iter_mut().map(VmState::parts_for_copies).unzip();
-        let means = Means { host: host.as_ref(), vms, should_stop, steering, huge_pages, panics };
+        let means = Means { host: host.as_ref(), began, vms, should_stop, steering, huge_pages, panics };
         let threads = usize::from(config.copy_threads).min(units.len() / COPIES_PER_THREAD_LEAST).max(1);
         let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
         let next = AtomicUsize::new(0);
         let work = |mut hands: Vec<Option<SwapHand<'_>>>| {
-            let mine = std::iter::from_fn(|| units.get(next.fetch_add(1, Ordering::Relaxed)));
-            mine.flatten().map(|requested| means.attempt(*requested, &mut hands)).collect::<Vec<_>>()
+            let mut ended = Vec::new();
+            loop {
+                let position = next.fetch_add(1, Ordering::Relaxed);
+                let Some(unit) = units.get(position) else { return ended };
+                let is_late = position > 0 && means.is_late();
+                ended.extend(unit.iter().map(|requested| match is_late {
+                    true => requested.put_off(means.host.now()),
+                    false => means.attempt(*requested, &mut hands),
+                }));
+            }
         };
         std::thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| of_thread()).collect();

@@ -119,6 +119,11 @@ impl Attempt {
         Attempt { mechanism, result, ..self }
     }
 
+    /// Ends at this moment for the next plan to name again.
+    pub fn put_off(self, at: Moment) -> Attempt {
+        Attempt { at, ..self.ended(Mechanism::None, OutcomeResult::Skipped(Skip::NextTick)) }
+    }
+
     /// Whether it is a promotion that may copy, and so needs a huge page.
     pub fn needs_huge_page(&self) -> bool {
         let is_promotion = matches!(self.planned.action, Action::Promote { .. });

@@ -1,9 +1,9 @@
 //! Decides when the next tick comes.
 //!
 //! ```text
-//!   something done, a recovery, or a          after `tick_shortest`, or 4 times what the tick took
+//!   something done, a recovery, or a          after `tick_shortest`, or 4 times what the tick took without its scan
 //!   measurement that promotions wait for
-//!   much new in a sample                      after `tick_shortest`, or 50 times that without a scan
+//!   much new in a sample                      after `tick_shortest`, or 50 times that
 //!   nothing                                   after twice the time, up to `tick_longest`
 //!     and memory came into use since          at the next pulse, or twenty times what a scan took after the last one
 //!     and a gate opened or closed             at the next pulse
@@ -11,8 +11,8 @@
 //!     waits for, or a sample is urgent
 //! ```
 //!
-//! What a tick took is the CPU time of sensing, deciding and publishing: all of them look at each window. Actions and
-//! samples have budgets of their own.
+//! What a tick took is the CPU time of sensing, deciding and publishing: all of them look at each window. Actions,
+//! samples and scans have budgets of their own.
 //!
 //! A tick scans every window only if that is due ([`super::latest_scan`]). A pulse between ticks costs one read of a
 //! small file, and a call for each VM on a memfd. Fifty idle external guests with a second between pulses cost fifty
@@ -89,7 +89,7 @@ impl Pacing {
     /// Records a tick.
     pub fn ticked(&mut self, host: &dyn Host, config: &ManagerConfig, overhead: Overhead, pace: Pace) {
         let pause = match pace {
-            Pace::Acting => config.tick_shortest.max(overhead.whole * ACTING_PART),
+            Pace::Acting => config.tick_shortest.max((overhead.whole - overhead.scan) * ACTING_PART),
             Pace::Sampling => config.tick_shortest.max((overhead.whole - overhead.scan) * SAMPLING_PART),
             Pace::Idle => self.pause * 2,
         };
@@ -124,5 +124,7 @@ mod tests {
         let overhead = Overhead { whole: Duration::from_millis(90), scan: Duration::from_millis(88) };
         pacing.ticked(&host, &config, overhead, Pace::Sampling);
         assert_eq!(pacing.pause().as_millis(), 100, "a scan does not put off the next sample");
+        pacing.ticked(&host, &config, overhead, Pace::Acting);
+        assert_eq!(pacing.pause().as_millis(), 10, "nor the next actions");
     }
 }

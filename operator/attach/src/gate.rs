@@ -60,8 +60,9 @@ pub(crate) const EVENT_EVERY: Duration = Duration::from_millis(250);
 /// answer. Where they just did, the kernel refuses to move pinned pages.
 const FILES_EVERY: Duration = Duration::from_secs(10);
 
-/// The same while a userfaultfd is open: its end makes the windows with holes free for promotion.
-const FILES_EVERY_WHEN_WATCHED: Duration = Duration::from_secs(1);
+/// The same while the files are not readable: until they are, no window with holes may be promoted. The end of a
+/// userfaultfd, which makes those windows free for promotion, is looked for at each refresh.
+const FILES_EVERY_WHEN_UNREADABLE: Duration = Duration::from_secs(1);
 
 /// Maximum age of what is known of the open files when a huge page is about to be split.
 const FILES_AGE_FOR_SPLIT: Duration = Duration::from_millis(100);
@@ -127,7 +128,24 @@ type Answer = (Instant, Option<LeftAlone>);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct FilesSay {
     why: Option<LeftAlone>,
-    has_userfaultfd: bool,
+    userfaultfd: Userfaultfd,
+}
+
+/// Whether the process has a userfaultfd open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Userfaultfd {
+    #[default]
+    None,
+    /// The file of this number, perhaps among others.
+    Open(u32),
+    /// The open files were readable and are not now, so that it may have been opened since.
+    Unknown,
+}
+
+impl FilesSay {
+    fn has_userfaultfd(self) -> bool {
+        self.userfaultfd != Userfaultfd::None
+    }
 }
 
 /// The latest answer, or a new one where it is too old.
@@ -241,7 +259,8 @@ impl GuestGate {
 
     fn of_the_living(&self) -> Says {
         let closed = |why: Option<LeftAlone>| why.map_or(GateState::Open, GateState::Closed);
-        let FilesSay { why: of_process, has_userfaultfd } = self.files_say(self.files_every());
+        let files = self.files_say(self.files_every());
+        let (of_process, has_userfaultfd) = (files.why, files.has_userfaultfd());
         let kept = |keeps: bool| match has_userfaultfd {
             true => Some(KeptHoles::Watched),
             false => keeps.then_some(KeptHoles::GivenBack),
@@ -315,19 +334,21 @@ impl GuestGate {
 
     fn files_every(&self) -> Duration {
         let latest = self.files.lock();
-        let is_watched = latest.is_some_and(|(_, files)| files.has_userfaultfd);
-        if is_watched { FILES_EVERY_WHEN_WATCHED } else { FILES_EVERY }
+        let is_unknown = latest.is_some_and(|(_, files)| files.userfaultfd == Userfaultfd::Unknown);
+        if is_unknown { FILES_EVERY_WHEN_UNREADABLE } else { FILES_EVERY }
     }
 
-    /// Where the open files were readable and are not now, since this process has no file left for example, a
-    /// userfaultfd may have been opened.
+    /// What the open files said at most this long ago, or say now. They are read again too where the userfaultfd that
+    /// was open is closed now.
     fn files_say(&self, age: Duration) -> FilesSay {
+        let is_closed =
+            |files: FilesSay| matches!(files.userfaultfd, Userfaultfd::Open(fd) if !self.process.is_userfaultfd(fd));
         let mut latest = self.files.lock();
         match *latest {
-            Some((at, files)) if at.elapsed() < age => files,
+            Some((at, files)) if at.elapsed() < age && !is_closed(files) => files,
             before => {
                 let kept = before.map_or(FilesSay::default(), |(_, files)| files);
-                let files = self.read_files().unwrap_or(FilesSay { has_userfaultfd: true, ..kept });
+                let files = self.read_files().unwrap_or(FilesSay { userfaultfd: Userfaultfd::Unknown, ..kept });
                 latest.insert((Instant::now(), files)).1
             }
         }
@@ -342,7 +363,8 @@ impl GuestGate {
         let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
         let is_encrypted = self.process.command_line.is_encrypted;
         let why = of_descriptors(&descriptors, pinned, is_encrypted);
-        Some(FilesSay { why, has_userfaultfd: descriptors.has_userfaultfd })
+        let userfaultfd = descriptors.userfaultfds.first().map_or(Userfaultfd::None, |fd| Userfaultfd::Open(*fd));
+        Some(FilesSay { why, userfaultfd })
     }
 
     /// Libvirt's status file of the domain. Where that file is not readable, the job from virsh.
@@ -402,7 +424,7 @@ impl Gate for GuestGate {
     }
 
     fn may_split(&self) -> bool {
-        !self.is_mapped_watched.load(Ordering::Relaxed) && !self.files_say(FILES_AGE_FOR_SPLIT).has_userfaultfd
+        !self.is_mapped_watched.load(Ordering::Relaxed) && !self.files_say(FILES_AGE_FOR_SPLIT).has_userfaultfd()
     }
 
     fn is_paused(&self) -> bool {
@@ -486,9 +508,9 @@ mod tests {
         let private = Descriptors { has_guest_memfd: true, has_device: true, ..none.clone() };
         assert_eq!(of_descriptors(&private, mib(0), false), Some(LeftAlone::GuestMemfd));
         assert_eq!(of_descriptors(&private, mib(0), true), Some(LeftAlone::Encrypted), "the stronger reason");
-        let device = Descriptors { has_device: true, has_userfaultfd: true, ..none.clone() };
+        let device = Descriptors { has_device: true, userfaultfds: vec![5], ..none.clone() };
         assert_eq!(of_descriptors(&device, mib(0), false), Some(LeftAlone::Pinned));
-        let restored = Descriptors { has_userfaultfd: true, ..none };
+        let restored = Descriptors { userfaultfds: vec![5], ..none };
         assert_eq!(of_descriptors(&restored, mib(0), false), None);
     }
 
@@ -508,12 +530,16 @@ mod tests {
     }
 
     #[test]
-    fn an_open_userfaultfd_keeps_holes_and_its_end_is_seen_within_a_second() {
+    fn an_open_userfaultfd_keeps_holes_and_its_end_is_seen_at_the_next_refresh() {
         let (folder, gate) = with_files(&["anon_inode:kvm-vm", "anon_inode:[userfaultfd]"]);
         assert_eq!((gate.state(), gate.keeps_holes()), (GateState::Open, Some(KeptHoles::Watched)));
         assert!(gate.is_watched() && !gate.may_split());
         fs::remove_file(folder.path().join("proc/7/fd/1")).expect("it was there");
-        age_files(&gate, FILES_EVERY_WHEN_WATCHED);
+        std::os::unix::fs::symlink("anon_inode:[userfaultfd]", folder.path().join("proc/7/fd/9")).expect("it is new");
+        gate.refresh();
+        assert!(gate.is_watched(), "it has another one");
+        fs::remove_file(folder.path().join("proc/7/fd/9")).expect("it was there");
+        std::os::unix::fs::symlink("socket:[4711]", folder.path().join("proc/7/fd/9")).expect("the number is free");
         gate.refresh();
         assert_eq!((gate.keeps_holes(), gate.may_split()), (None, true));
     }
@@ -537,7 +563,7 @@ mod tests {
         gate.refresh();
         assert_eq!((gate.state(), gate.may_split()), (GateState::Closed(LeftAlone::Pinned), false));
         fs::rename(away, there).expect("it is there");
-        age_files(&gate, FILES_EVERY_WHEN_WATCHED);
+        age_files(&gate, FILES_EVERY_WHEN_UNREADABLE);
         gate.refresh();
         assert_eq!((gate.state(), gate.may_split()), (GateState::Closed(LeftAlone::Pinned), true));
     }

@@ -85,8 +85,8 @@ pub struct Descriptors {
     pub is_encrypted: bool,
     /// Whether the guest's memory is private to it, in a file of KVM (guest_memfd).
     pub has_guest_memfd: bool,
-    /// Whether a handler provides or watches pages (`userfaultfd(2)`).
-    pub has_userfaultfd: bool,
+    /// Numbers of the open files by which a handler provides or watches pages (`userfaultfd(2)`).
+    pub userfaultfds: Vec<u32>,
 }
 
 /// A process that runs a VM.
@@ -215,6 +215,12 @@ impl VmProcess {
         read_descriptors(&self.places, self.pid).map_err(lost_descriptors)
     }
 
+    /// Whether the open file of this number is a userfaultfd now: one `readlink(2)`.
+    pub(crate) fn is_userfaultfd(&self, number: u32) -> bool {
+        let link = self.places.proc.join(self.pid.to_string()).join("fd").join(number.to_string());
+        fs::read_link(link).is_ok_and(|target| target.as_os_str() == USERFAULTFD)
+    }
+
     /// Locked and pinned memory, and whether THP is off.
     ///
     /// # Errors
@@ -231,6 +237,9 @@ impl VmProcess {
         })
     }
 }
+
+/// Target of the link to an open userfaultfd.
+const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
 /// Number of processes examined at once. More would delay a small host's other work for a moment.
 const AT_ONCE: usize = 16;
@@ -441,14 +450,15 @@ fn lost_descriptors(error: io::Error) -> Lost {
 /// One `readlink(2)` per file: this runs for every process of the host, and for every guest again and again.
 fn read_descriptors(places: &Places, pid: u32) -> io::Result<Descriptors> {
     let mut found = Descriptors::default();
+    let number = |path: &Path| path.file_name().and_then(|fd| fd.to_str()?.parse::<u32>().ok());
     for entry in fs::read_dir(places.proc.join(pid.to_string()).join("fd"))? {
         let path = entry?.path();
         // A file that the process has closed since.
         let Ok(target) = fs::read_link(&path) else { continue };
         let Some(target) = target.to_str() else { continue };
         match target {
-            "anon_inode:kvm-vm" => found.vms.extend(path.file_name().and_then(|fd| fd.to_str()?.parse::<u32>().ok())),
-            "anon_inode:[userfaultfd]" => found.has_userfaultfd = true,
+            "anon_inode:kvm-vm" => found.vms.extend(number(&path)),
+            USERFAULTFD => found.userfaultfds.extend(number(&path)),
             "anon_inode:[vfio-device]" | "/dev/iommu" => found.has_device = true,
             "/dev/sev" => found.is_encrypted = true,
             // Its name since Linux 6.8, and that of its file where it has a mount of its own.
@@ -494,7 +504,7 @@ pub(crate) mod tests {
         let descriptors = guest.descriptors.clone().expect("readable");
         assert_eq!(
             descriptors,
-            Descriptors { vms: vec![1], has_device: true, has_userfaultfd: true, ..Descriptors::default() }
+            Descriptors { vms: vec![1], has_device: true, userfaultfds: vec![3], ..Descriptors::default() }
         );
         assert!(guest.is_alive());
 

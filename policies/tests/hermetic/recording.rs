@@ -185,6 +185,7 @@ fn result() -> impl Strategy<Value = OutcomeResult> {
         Skipped(Skip::GivenBack),
         Skipped(Skip::PageBeingMade),
         Skipped(Skip::StallBudget),
+        Skipped(Skip::NextTick),
     ]);
     prop_oneof![4 => known, 1 => any::<i32>().prop_map(|errno| Refused(Refusal::Other(errno)))]
 }

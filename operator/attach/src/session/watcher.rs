@@ -47,7 +47,13 @@ impl Watcher {
                 if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref(), watched) {
                     let began = Instant::now();
                     match guest.follow_ram() {
-                        Ok(()) => ram.read(change, began.elapsed()),
+                        Ok(()) => {
+                            ram.read(change, began.elapsed());
+                            // The mappings had the last word on the end of an event.
+                            if is_watched && !guest.gate.is_watched() {
+                                guest.refresh_gate();
+                            }
+                        }
                         Err(_) => ram.not_read(),
                     }
                 }
