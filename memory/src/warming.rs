@@ -1,6 +1,8 @@
 //! Measures how fast warm memory is copied on this machine, and touches free memory before a measurement so that both
 //! of its arms find it equally fast. Both allocate ordinary memory and give it back; guests are not touched.
 
+use std::sync::Arc;
+
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 
 use crate::backing::{BackingConfig, BackingKind};
@@ -23,10 +25,20 @@ pub fn warm_copy_bytes_per_second(bytes: Bytes) -> f64 {
 /// # Errors
 /// [`RamError`] if there is not that much memory.
 pub fn warm_host_memory(bytes: Bytes) -> Result<(), RamError> {
+    hold_host_memory(bytes).map(drop)
+}
+
+/// Touches `bytes` of the machine's free memory and keeps them until the result is dropped. They are fast for 2 s from
+/// then on: a Linux guest reports free blocks to its hypervisor every 2 s (`mm/page_reporting.c`).
+///
+/// # Errors
+/// The same as for [`warm_host_memory`].
+pub fn hold_host_memory(bytes: Bytes) -> Result<Arc<GuestRam>, RamError> {
     let bytes = bytes.checked_round_up(PageSize::Huge2M).unwrap_or(bytes);
     let range = GpaRange::new(Gpa::new(0), bytes).ok_or(RamError::EmptyLayout)?;
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM has huge pages");
     let ram = GuestRam::map(&[range], backing)?;
     let advise = |source| RamError::Advise { size: PageSize::Huge2M, source };
-    LinuxHost::open().and_then(|host| host.advise(ram.base(), bytes, Advice::PopulateWrite)).map_err(advise)
+    LinuxHost::open().and_then(|host| host.advise(ram.base(), bytes, Advice::PopulateWrite)).map_err(advise)?;
+    Ok(ram)
 }

@@ -15,7 +15,7 @@ use wideleaf_attach::{Places, VmProcess};
 use wideleaf_control::view::RecoveriesView;
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host as _};
-use wideleaf_memory::warming::warm_host_memory;
+use wideleaf_memory::warming::{hold_host_memory, warm_host_memory};
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{Bytes, Hva, PageSize, PolicyChoice};
 use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
@@ -228,7 +228,8 @@ fn seconds_until_a_guest_is_large_again() {
 }
 
 /// A guest of `GIB` gibibytes (1 if it is not set) that arrives by QEMU's postcopy, all of it on base pages. Prints
-/// seconds until 99 % of what it uses are large.
+/// seconds until 99 % of what it uses are large. The host has warm memory ahead of the recovery all the time, unless
+/// `COLD` is set: a hypervisor below may take free blocks back sooner than a recovery ends.
 #[test]
 #[ignore = "a measurement: some minutes"]
 fn seconds_until_a_guest_is_large_after_a_postcopy() {
@@ -242,10 +243,15 @@ fn seconds_until_a_guest_is_large_after_a_postcopy() {
         let process = find::with_pid(&Places::default(), moving.target.pid()).unwrap();
         let settings = Settings { policy: policy(SLOW), qmp: Some(moving.target.qmp()), ..Settings::default() };
         let attached = Attached::start(process, settings).unwrap();
-        warm_host_memory(mib(gib * 1024)).unwrap();
+        let pieces = if std::env::var_os("COLD").is_some() { 0 } else { mib(gib * 1024).get() / PIECE.get() };
+        let mut held: Vec<_> = (0..pieces).map(|_| hold_host_memory(PIECE).unwrap()).collect();
         moving.finish();
         let over = Instant::now();
-        eventually("huge pages", || huge(&attached) >= target);
+        eventually("huge pages", || {
+            let large = huge(&attached);
+            held.truncate((target.saturating_sub(large + AHEAD.get()) / PIECE.get()) as usize);
+            large >= target
+        });
         println!(
             "round {round}: 99 % large at most {:.2?} after the end; load {}; {:?}; {:?}",
             over.elapsed(),
@@ -256,6 +262,12 @@ fn seconds_until_a_guest_is_large_after_a_postcopy() {
         assert_eq!(moving.target.said().complaint, None);
     }
 }
+
+/// Memory that is held until the recovery is near it.
+const PIECE: Bytes = mib(256);
+
+/// Warm memory ahead of what is large as of the latest tick.
+const AHEAD: Bytes = mib(1536);
 
 /// RAM of a guest that uses this number of gibibytes. The guest uses one range, and the machine has 3 GiB below 4 GiB
 /// and the rest above. Unused RAM has no host memory.
