@@ -202,7 +202,7 @@ fn a_tick_ends_after_a_second_whatever_its_plan_holds_and_the_next_one_does_the_
     for work in [Work::Collapses, Work::Splits, Work::Releases] {
         let host = Arc::<FakeHost>::default();
         let limits = BudgetLimits { copy_per_second: mib(1 << 20), burst: second, ..BudgetLimits::default() };
-        let config = ManagerConfig { limits, out_of_reach: percent(5), ..ManagerConfig::default() };
+        let config = ManagerConfig { limits, out_of_reach: percent(3), ..ManagerConfig::default() };
         let vm = work.vm(&host);
         let mut manager = ManagerLoop::new(host.clone(), vec![vm], work.policy(), config);
         let (mut done, mut longest, mut ticks) = (0, Duration::ZERO, 0);
