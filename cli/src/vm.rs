@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::Cell;
 use wideleaf_control::vm::{
-    DeviceView, DriverView, PastSavesView, RemappedView, RestoringView, SavingView, StopHow, VcpuView, VmAnswer,
-    VmRequest, VmState, VmStatistics, VmStatus, ask,
+    DeviceView, DriverView, PastSavesView, PhaseView, RemappedView, RestoringView, SavingView, StopHow, VcpuView,
+    VmAnswer, VmRequest, VmState, VmStatistics, VmStatus, ask,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
@@ -186,6 +186,7 @@ fn status_table(status: &VmStatus) -> String {
         vcpus,
         resets,
         policy,
+        phase,
         virtio,
         saving,
         restoring,
@@ -216,6 +217,9 @@ fn status_table(status: &VmStatus) -> String {
         line("resets", &resets.to_string());
     }
     line("policy", policy);
+    if let Some(PhaseView { name, since_s, done }) = phase {
+        line("phase", &format!("{name} for {since_s:.1} s, {done} units done"));
+    }
     for DeviceView { device, driver, .. } in virtio {
         line("device", &format!("{device}: {}", driver_text(*driver)));
     }
@@ -369,6 +373,14 @@ mod tests {
         assert!(told(r#","seconds":0.75"#).ends_with(&expected), "{}", told(""));
         let expected = format!("{sizes}less than nine tenths have been large again since\n");
         assert!(told("").ends_with(&expected), "{}", told(""));
+    }
+
+    #[test]
+    fn the_phase_under_way_is_named_and_control_characters_of_the_guest_are_not_printed() {
+        let status = r#"{"state":"running","workload":"cg","pid":1,"uptime_s":2.5,"vcpus":[],"policy":"off",
+            "phase":{"name":"com\u001b[2Jpute","since_s":1.25,"done":7}}"#;
+        let told = status_table(&serde_json::from_str(status).expect("a status"));
+        assert!(told.ends_with("pute for 1.2 s, 7 units done\n") && !told.contains('\u{1b}'), "{told}");
     }
 
     #[test]

@@ -76,6 +76,7 @@ fn status() -> VmStatus {
         vcpus: Vec::new(),
         resets: 0,
         policy: "off".to_owned(),
+        phase: None,
         saving: None,
         restoring: None,
         past_saves: None,

@@ -401,6 +401,7 @@ impl ControlledVm {
             vcpus: states.into_iter().map(vcpu_view).collect(),
             resets: self.control.resets(),
             policy: self.run.policy.shown(),
+            phase: self.run.session.upgrade().and_then(|session| session.phase_under_way()),
             virtio: self.run.devices.drivers(),
             saving,
             restoring: self.run.restoring.as_ref().and_then(|restoring| restoring.progress()),

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use wideleaf_control::vm::PhaseView;
 use wideleaf_memory::manager::ManagerReport;
 use wideleaf_memory::progress::ProgressReadings;
 use wideleaf_memory::{GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
@@ -36,6 +37,9 @@ mod steering;
 
 pub use log::{Observed, rate_over, seconds_of};
 pub use saved::SavedSession;
+
+/// Longest time that a question about the phase waits for the log.
+const LOG_WITHIN: Duration = Duration::from_millis(50);
 
 /// Observes one run. Shared between the thread that waits and the vCPU threads that bring the lines.
 pub struct Session {
@@ -261,6 +265,19 @@ impl Session {
         let log = self.log();
         let open = log.phases.iter().rev().find(|open| open.name == phase)?;
         Some(open.marks.last().map_or(0, |mark| mark.done))
+    }
+
+    /// The latest phase that has begun and not ended; `None` also where the log is busy for longer than a status may
+    /// take.
+    pub fn phase_under_way(&self) -> Option<PhaseView> {
+        // The guest's thread may hold it while the host is slow.
+        let log = self.log.try_lock_for(LOG_WITHIN)?;
+        let open = log.phases.iter().rev().find(|open| open.end_tsc.is_none())?;
+        Some(PhaseView {
+            name: open.name.clone(),
+            since_s: self.host.now().since(open.began_at).as_secs_f64(),
+            done: open.marks.last().map_or(0, |mark| mark.done),
+        })
     }
 
     /// Progress of the latest phase while this process had the guest, by the host's clock: seconds since

@@ -25,8 +25,10 @@ pub struct RestoredGuest {
     pub way: Way,
     /// State of the snapshot's file before that.
     pub cache: Cache,
-    /// Time from its start to its save, in milliseconds: it is in its phase for some seconds then.
-    pub saved_after_ms: u64,
+    /// Time for which it works in its phase before it is saved, in milliseconds.
+    pub works_ms: u64,
+    /// Time from its start to its save on a slow machine, in milliseconds.
+    pub saved_within_ms: u64,
     /// Time for which it is watched after it continues, in milliseconds.
     pub watched_ms: u64,
 }
@@ -155,7 +157,8 @@ mod tests {
             hot: vec!["table".into()],
             way,
             cache,
-            saved_after_ms: 4000,
+            works_ms: 1000,
+            saved_within_ms: 4000,
             watched_ms: 3000,
         };
         let command = of(Way::CopiedByPage, Cache::Cold).command();

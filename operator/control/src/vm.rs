@@ -267,6 +267,9 @@ pub struct VmStatus {
     pub resets: u64,
     /// Policy as given with `--policy` or set since; `off` after it was set to that.
     pub policy: String,
+    /// Latest phase that its guest has begun and not ended, by its own words; left out otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<PhaseView>,
     /// Its virtio devices, in the order in which the guest finds them, without counters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub virtio: Vec<DeviceView>,
@@ -292,6 +295,17 @@ pub struct VmStatus {
     /// Cause of a delay of its end; left out otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
+}
+
+/// Phase of a guest's work that is under way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PhaseView {
+    /// Name of the phase.
+    pub name: String,
+    /// Time since it began in this process in seconds, pauses included.
+    pub since_s: f64,
+    /// Units of work done, as of the latest mark of progress.
+    pub done: u64,
 }
 
 /// Statistics of the VM.

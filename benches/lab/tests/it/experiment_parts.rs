@@ -257,7 +257,8 @@ fn restored(way: Way, cache: Cache, line: &str) -> Job {
         hot: vec!["table".into()],
         way,
         cache,
-        saved_after_ms: 3000,
+        works_ms: 500,
+        saved_within_ms: 3000,
         watched_ms: 3000,
     }))
 }

@@ -2,13 +2,14 @@
 //! temporary folder, which is removed with it.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use wideleaf::vm::snapshot::{SnapshotArgs, save_vm};
 use wideleaf::{child, program};
+use wideleaf_control::vm::{VmAnswer, VmRequest, VmStatus, ask};
 use wideleaf_experiments::restoring::{
     DISK_MIB, FILLED_S, HOT_MIB, PAUSE_MS, RestoredGuest, SAVE_ROUNDS, SAVE_S, STORED_MIB, WAIT_MAX_US, WAIT_P50_US,
     WAIT_P99_US,
@@ -28,6 +29,8 @@ use crate::experiment::jobs::wideleaf_run::MIB;
 const TIMED_OUT: i32 = 6;
 /// Interval between two looks at the hot set: a look at 512 MiB of base pages takes 2 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Interval at which a guest is asked for its phase.
+const PHASE_EVERY: Duration = Duration::from_millis(50);
 /// Longest pause of a save: these guests write all of their memory, and are not to be refused.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Length of the run that records the order of first touches in addition to what is watched: the background waits for a
@@ -127,6 +130,35 @@ impl Run {
         Ok(())
     }
 
+    /// Waits until the guest has worked in its phase for as long as it should.
+    fn until_it_works(
+        &mut self,
+        work: &RestoredGuest,
+        socket: &Path,
+        at_most: Duration,
+        interrupts: &Interrupts,
+    ) -> Result<(), Failure> {
+        let works = Duration::from_millis(work.works_ms);
+        while self.goes_on()? {
+            interrupts.check()?;
+            if self.began.elapsed() > at_most {
+                return Err(Failure::took_longer_than(at_most, "the guest's way to its phase"));
+            }
+            // The socket is there a moment after the start.
+            if let Ok(VmAnswer::Status(VmStatus { phase: Some(phase), .. })) = ask(socket, VmRequest::Status)
+                && phase.name == work.phase
+                && phase.since_s >= works.as_secs_f64()
+            {
+                return Ok(());
+            }
+            thread::sleep(PHASE_EVERY);
+        }
+        self.report(0).and(Err(Failure::Host(format!(
+            "cannot save the guest: it ended before it had worked in phase {} for {works:?}",
+            work.phase
+        ))))
+    }
+
     fn goes_on(&mut self) -> Result<bool, Failure> {
         let ended = self.child.try_wait();
         ended.map(|status| status.is_none()).map_err(|error| Failure::Host(format!("cannot wait for a run: {error}")))
@@ -164,18 +196,12 @@ pub(super) fn save(work: &RestoredGuest, interrupts: &Interrupts) -> Result<Snap
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
     let options = ["--policy", "auto", "--no-daemon", "--control-socket", &path];
     let mut run = Run::start(&[&["run"], &own[..], &options].concat())?;
-    let works_until = run.began + Duration::from_millis(work.saved_after_ms);
-    while run.goes_on()? && Instant::now() < works_until {
-        interrupts.check()?;
-        thread::sleep(PACE);
-    }
-    if !run.goes_on()? {
-        return run.report(0).and(Err(Failure::Host("cannot save the guest: it ended before".into())));
-    }
+    let at_most = Duration::from_millis(work.saved_within_ms) + BESIDE;
+    run.until_it_works(work, &socket, at_most, interrupts)?;
     let folder = place.path().join("saved");
     let how = SnapshotArgs { folder: folder.clone(), base: None, pause: PAUSE_MAX, stop: true };
     let saved = save_vm(&socket, &how, interrupts)?;
-    run.until_it_ends(Duration::from_millis(work.saved_after_ms) + BESIDE, interrupts, |_| ())?;
+    run.until_it_ends(at_most, interrupts, |_| ())?;
     let report = run.report(0)?;
     check_phase(work, &report)?;
     let files = FILES.map(|name| folder.join(name));
@@ -195,10 +221,10 @@ fn check_phase(work: &RestoredGuest, report: &RunReport) -> Result<(), Failure> 
     if phase.is_some_and(|phase| phase.name == work.phase && !phase.is_complete && !phase.progress.is_empty()) {
         return Ok(());
     }
-    let (after, was) = (work.saved_after_ms, phase.map_or("none", |phase| phase.name.as_str()));
+    let was = phase.map_or("none", |phase| phase.name.as_str());
     Err(Failure::Host(format!(
-        "cannot use the saved guest: it was not at work in phase {} when it was saved after {after} ms, but in {was}; \
-         run it on a machine with less other work",
+        "cannot use the saved guest: it was not at work in phase {} when it was saved, but in {was}; run it on a \
+         machine with less other work",
         work.phase
     )))
 }
@@ -290,7 +316,8 @@ mod tests {
             hot: vec!["hot_range".into(), "constant".into()],
             way: Way::Moved,
             cache: Cache::Warm,
-            saved_after_ms: 10,
+            works_ms: 10,
+            saved_within_ms: 10,
             watched_ms: 10,
         }
     }
@@ -328,7 +355,7 @@ mod tests {
         let hot = hot_set(&work(), &good).expect("both are there");
         assert_eq!((hot.len(), mebibytes(&hot)), (2, 4.0));
         let early = check_phase(&work(), &report("fill", &[])).expect_err("it was filling").to_string();
-        assert!(early.contains("after 10 ms, but in fill"), "{early}");
+        assert!(early.contains("when it was saved, but in fill"), "{early}");
         let none = hot_set(&work(), &report("hot0", &["hot_range"])).expect_err("one is missing").to_string();
         assert!(none.contains("hot_range, constant"), "{none}");
     }

@@ -19,8 +19,6 @@ use crate::experiment::jobs::disturbed::machine::{Machine, Place};
 use crate::experiment::jobs::qemu::{Watch, with_clock};
 use crate::experiment::jobs::wideleaf_run::MIB;
 
-/// Work of the guest in its phase before it is saved.
-const BEFORE: Duration = Duration::from_secs(2);
 /// Speed of a save to a file, in bytes a second: no limit.
 const UNLIMITED: u64 = 1 << 40;
 /// Longest pause of a save in milliseconds, as for `wideleaf run`.
@@ -63,8 +61,9 @@ pub(super) fn save(work: &RestoredGuest, interrupts: &Interrupts) -> Result<Save
     let (place, guests) = (Place::make()?, guests(work));
     let mut said = GuestMessages::of(Names { timed: work.phase.clone(), hot: work.hot.clone() });
     let mut machine = Machine::start(&place, &guests, "to-be-saved", None, interrupts)?;
-    let at_most = Duration::from_millis(work.saved_after_ms) + BESIDE;
-    let is_ready = |said: &GuestMessages| said.began.is_some_and(|began| began.elapsed() >= BEFORE);
+    let at_most = Duration::from_millis(work.saved_within_ms) + BESIDE;
+    let works = Duration::from_millis(work.works_ms);
+    let is_ready = |said: &GuestMessages| said.began.is_some_and(|began| began.elapsed() >= works);
     until(&mut machine, &mut said, at_most, interrupts, |_, said| is_ready(said))?;
     let parameters = json!({ "max-bandwidth": UNLIMITED, "downtime-limit": PAUSE_MAX_MS });
     machine.monitor.command("migrate-set-parameters", &parameters)?;
