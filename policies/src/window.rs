@@ -8,8 +8,8 @@
 //!     └───────────── BackedOff { until, refusals, last }  until = now + first · 2^(refusals-1), at most `longest`
 //! ```
 //!
-//! A window that is not eligible is retried rarely, since the reason (a hole, an advice) changes rarely; a busy one
-//! is retried soon. Demotion uses the same states.
+//! A busy window is retried soon, and one that is not eligible again and again is retried rarely, since the reason (a
+//! hole, an advice) changes rarely. Demotion uses the same states.
 
 use core::time::Duration;
 
@@ -55,7 +55,10 @@ const fn backoff_after(refusal: Refusal) -> Backoff {
         Refusal::NoHugePage => Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) },
         // Only giants are outrun, and each attempt copies 1 GiB without success. A guest may write like that for good.
         Refusal::OutrunByWrites => Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(600) },
-        Refusal::NotEligible | Refusal::NotPermitted | Refusal::Merged | Refusal::Gone | Refusal::Other(_) => {
+        // A page that the kernel is moving elsewhere ends a collapse with the same `EINVAL` as a hole or an advice, which
+        // stay for long.
+        Refusal::NotEligible => Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(60) },
+        Refusal::NotPermitted | Refusal::Merged | Refusal::Gone | Refusal::Other(_) => {
             Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(60) }
         }
     }
