@@ -55,8 +55,8 @@ const fn backoff_after(refusal: Refusal) -> Backoff {
         Refusal::NoHugePage => Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) },
         // Only giants are outrun, and each attempt copies 1 GiB without success. A guest may write like that for good.
         Refusal::OutrunByWrites => Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(600) },
-        // A page that the kernel is moving elsewhere ends a collapse with the same `EINVAL` as a hole or an advice, which
-        // stay for long.
+        // A page that the kernel is moving elsewhere ends a collapse with the same `EINVAL` as a hole or an advice,
+        // which stay for long.
         Refusal::NotEligible => Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(60) },
         Refusal::NotPermitted | Refusal::Merged | Refusal::Gone | Refusal::Other(_) => {
             Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(60) }
