@@ -10,6 +10,9 @@ use crate::outcome::{Outcome, OutcomeResult};
 use crate::snapshot::VmSnapshot;
 use crate::units::{Bytes, PageSize};
 
+/// CPU time up to which an outcome counts whatever was expected: otherwise what once cost nothing would do so for ever.
+const COUNTED_LEAST: Duration = Duration::from_micros(50);
+
 /// CPU time by mechanism, as far as a policy can distinguish the mechanisms.
 #[derive(Clone, Debug)]
 pub struct Expectations {
@@ -112,7 +115,8 @@ impl Expectations {
         // An exponential mean over about eight outcomes follows the machine within a tick. One of fifty copies takes
         // ten times as long, as where the host lacks its memory for a moment; counted whole, it would make the next
         // plans a tenth as long. The budget pays for what it took all the same.
-        *expected = (*expected * 7 + outcome.cost.cpu.min(*expected * 2)) / 8;
+        let counted = outcome.cost.cpu.min((*expected * 2).max(COUNTED_LEAST));
+        *expected = (*expected * 7 + counted) / 8;
     }
 }
 
@@ -200,6 +204,15 @@ mod tests {
             let micros = teach(if number % 50 == 25 { 50_000 } else { 500 });
             assert!((490..=650).contains(&micros), "{micros} after {number}");
         }
+    }
+
+    #[test]
+    fn what_cost_nothing_for_long_is_learnt_anew() {
+        let mut expectations = Expectations::default();
+        (0..300).for_each(|_| expectations.learn(&done(PageSize::Huge2M.bytes(), Duration::ZERO)));
+        assert_eq!(expectations.cost(PROMOTE, false).cpu, Duration::ZERO);
+        (0..100).for_each(|_| expectations.learn(&done(PageSize::Huge2M.bytes(), Duration::from_millis(1))));
+        assert!((990..=1000).contains(&expectations.cost(PROMOTE, false).cpu.as_micros()));
     }
 
     #[test]

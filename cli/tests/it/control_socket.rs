@@ -77,10 +77,14 @@ fn a_vm_is_paused_resumed_and_stopped_and_its_run_ends_well() {
         (&running["state"], &running["workload"], &running["pid"]),
         (&json!("running"), &json!("pattern"), &json!(run.0.id()))
     );
-    let phase = || vm(&scratch, &["status"])["phase"].clone();
-    while phase()["done"].as_u64().is_none_or(|done| done == 0) {
+    // It is left out where the host is busy.
+    let phase = || loop {
+        let phase = vm(&scratch, &["status"])["phase"].clone();
+        if phase["done"].as_u64() > Some(0) {
+            return phase;
+        }
         sleep(TICK_LONGEST / 10);
-    }
+    };
     let (one, next) = (phase(), phase());
     assert!(one["since_s"].as_f64().is_some_and(|since| next["since_s"].as_f64() > Some(since)), "{one}, {next}");
     assert!(one["name"].as_str().is_some_and(|name| !name.is_empty()), "{one}");
