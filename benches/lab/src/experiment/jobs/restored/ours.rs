@@ -142,7 +142,7 @@ impl Run {
         while self.goes_on()? {
             interrupts.check()?;
             if self.began.elapsed() > at_most {
-                return Err(Failure::took_longer_than(at_most, "the guest's way to its phase"));
+                return Err(Failure::took_longer_than(at_most, &format!("the guest's way to phase {}", work.phase)));
             }
             // The socket is there a moment after the start.
             if let Ok(VmAnswer::Status(VmStatus { phase: Some(phase), .. })) = ask(socket, VmRequest::Status)
