@@ -363,7 +363,7 @@ impl GuestGate {
         let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
         let is_encrypted = self.process.command_line.is_encrypted;
         let why = of_descriptors(&descriptors, pinned, is_encrypted);
-        let userfaultfd = descriptors.userfaultfds.first().map_or(Userfaultfd::None, |fd| Userfaultfd::Open(*fd));
+        let userfaultfd = descriptors.userfaultfd.map_or(Userfaultfd::None, Userfaultfd::Open);
         Some(FilesSay { why, userfaultfd })
     }
 
@@ -508,9 +508,9 @@ mod tests {
         let private = Descriptors { has_guest_memfd: true, has_device: true, ..none.clone() };
         assert_eq!(of_descriptors(&private, mib(0), false), Some(LeftAlone::GuestMemfd));
         assert_eq!(of_descriptors(&private, mib(0), true), Some(LeftAlone::Encrypted), "the stronger reason");
-        let device = Descriptors { has_device: true, userfaultfds: vec![5], ..none.clone() };
+        let device = Descriptors { has_device: true, userfaultfd: Some(5), ..none.clone() };
         assert_eq!(of_descriptors(&device, mib(0), false), Some(LeftAlone::Pinned));
-        let restored = Descriptors { userfaultfds: vec![5], ..none };
+        let restored = Descriptors { userfaultfd: Some(5), ..none };
         assert_eq!(of_descriptors(&restored, mib(0), false), None);
     }
 

@@ -85,8 +85,8 @@ pub struct Descriptors {
     pub is_encrypted: bool,
     /// Whether the guest's memory is private to it, in a file of KVM (guest_memfd).
     pub has_guest_memfd: bool,
-    /// Numbers of the open files by which a handler provides or watches pages (`userfaultfd(2)`).
-    pub userfaultfds: Vec<u32>,
+    /// Number of an open file by which a handler provides or watches pages (`userfaultfd(2)`), if there is one.
+    pub userfaultfd: Option<u32>,
 }
 
 /// A process that runs a VM.
@@ -458,7 +458,7 @@ fn read_descriptors(places: &Places, pid: u32) -> io::Result<Descriptors> {
         let Some(target) = target.to_str() else { continue };
         match target {
             "anon_inode:kvm-vm" => found.vms.extend(number(&path)),
-            USERFAULTFD => found.userfaultfds.extend(number(&path)),
+            USERFAULTFD => found.userfaultfd = number(&path),
             "anon_inode:[vfio-device]" | "/dev/iommu" => found.has_device = true,
             "/dev/sev" => found.is_encrypted = true,
             // Its name since Linux 6.8, and that of its file where it has a mount of its own.
@@ -504,7 +504,7 @@ pub(crate) mod tests {
         let descriptors = guest.descriptors.clone().expect("readable");
         assert_eq!(
             descriptors,
-            Descriptors { vms: vec![1], has_device: true, userfaultfds: vec![3], ..Descriptors::default() }
+            Descriptors { vms: vec![1], has_device: true, userfaultfd: Some(3), ..Descriptors::default() }
         );
         assert!(guest.is_alive());
 

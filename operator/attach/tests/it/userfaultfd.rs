@@ -159,7 +159,7 @@ fn a_userfaultfd_that_another_process_has_open_counts_and_reading_a_missing_page
     let Some(mut guest) = firecracker(StandInRam::Anonymous, StandInFaults::MissingOfAChild) else { return };
     guest.tell(&format!("visit 0 {}", PAGES_PER_WINDOW + 1));
     let seen = process(guest.pid());
-    assert!(seen.descriptors.as_ref().unwrap().userfaultfds.is_empty());
+    assert_eq!(seen.descriptors.as_ref().unwrap().userfaultfd, None);
     let attached = Attached::start(seen, by("greedy")).unwrap();
     eventually("a huge page", || promoted(&attached) == 1);
     assert_eq!(windows(&attached.explain(), "holes_userfaultfd"), 1);
@@ -261,7 +261,7 @@ fn a_guest_that_arrives_by_postcopy_loses_no_byte_and_is_promoted_after_it() {
     }
     let moving = Postcopy::start(mib(128), WORK);
     // The source is ahead: its target still has to read that it listens now.
-    let has_userfaultfd = || !process(moving.target.pid()).descriptors.unwrap().userfaultfds.is_empty();
+    let has_userfaultfd = || process(moving.target.pid()).descriptors.unwrap().userfaultfd.is_some();
     eventually("the target's userfaultfd", has_userfaultfd);
     let target = process(moving.target.pid());
     let attached = Attached::start(target, by("greedy")).unwrap();
