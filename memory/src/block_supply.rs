@@ -4,7 +4,8 @@
 //! ```text
 //!   windows wait ── want ──▶ thread `block-supply`, nice 19 ──▶ asks for huge pages, one at a time, and holds them
 //!                              ▲        │        │                  │ enough, refused, credit spent, or pressure
-//!     free blocks are noticed ─┘        │        └─ credit: a share of a core, by the thread's own clock
+//!     free blocks are noticed ─┘        │        └─ credit: a share of a core, by the thread's own clock and by the
+//!                                       │           pages that the kernel moved for a refused request
 //!                                       └─ PSI: not while others wait for memory or for a CPU
 //!                                                                   ▼
 //!                                                        all of them are given back at once
@@ -47,7 +48,7 @@ use supplier::Supplier;
 pub struct SupplyRules {
     /// Share of a core. None: no block is made.
     pub cpu: PerTenThousand,
-    /// CPU time that may be saved up while no block is needed.
+    /// Part of it that may be saved up while no block is needed.
     pub cpu_burst: Duration,
     /// Number of free blocks below which more are made, if that many windows wait; also the size of a reserve.
     pub low: u64,
