@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -81,7 +81,8 @@ pub struct WindowsWriter {
     /// For each range of the layout, its first window and the place of that window's pages in `windows`.
     starts: Vec<(WindowIndex, usize)>,
     windows: Vec<Mutex<Option<Box<Pages>>>>,
-    has_failed: AtomicBool,
+    /// The first write that failed: its kind of error and its words, for all threads.
+    failure: OnceLock<(io::ErrorKind, String)>,
     /// Whether the file system makes holes in files.
     makes_holes: AtomicBool,
     zero_pages: AtomicU64,
@@ -137,7 +138,7 @@ impl WindowsWriter {
             base,
             starts,
             windows: std::iter::repeat_with(Mutex::default).take(count).collect(),
-            has_failed: AtomicBool::new(false),
+            failure: OnceLock::new(),
             makes_holes: AtomicBool::new(true),
             zero_pages: AtomicU64::new(0),
             written_pages: AtomicU64::new(0),
@@ -148,18 +149,24 @@ impl WindowsWriter {
     /// those of other pages are not looked at.
     ///
     /// # Errors
-    /// The kernel's error of the first write that failed, with the file's name. Every later call fails without writing,
-    /// and so does [`WindowsWriter::finish`].
+    /// The kernel's error of the first write that failed, with the file's name. Every later call fails with it, without
+    /// writing, and so does [`WindowsWriter::finish`].
     ///
     /// # Panics
     /// If `data` is not 2 MiB long.
     pub fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()> {
         assert_eq!(data.len(), WINDOW_BYTES, "a window is 2 MiB");
-        if self.has_failed.load(Ordering::Relaxed) {
-            return Err(already_failed());
-        }
+        self.check()?;
         let done = self.store(window, pages, data);
-        done.inspect_err(|_| self.has_failed.store(true, Ordering::Relaxed))
+        done.inspect_err(|error| {
+            // Kept only if it is the first.
+            let _ = self.failure.set((error.kind(), error.to_string()));
+        })
+    }
+
+    /// The first failure, if there is one. Several threads write, and the caller learns the result of any of them first.
+    fn check(&self) -> io::Result<()> {
+        self.failure.get().map_or(Ok(()), |(kind, words)| Err(io::Error::new(*kind, words.clone())))
     }
 
     fn store(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()> {
@@ -238,7 +245,7 @@ impl WindowsWriter {
     /// the guest may run again meanwhile: the bytes of `machine` are its state at the pause.
     ///
     /// # Errors
-    /// The kernel's error, or that a write failed before. The files are then no snapshot.
+    /// The kernel's error, or that of the first write that failed. The files are then no snapshot.
     pub fn finish(
         self,
         windows: &File,
@@ -250,9 +257,7 @@ impl WindowsWriter {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let (records, sums) = self.records(notes);
-        if self.has_failed.load(Ordering::Relaxed) {
-            return Err(already_failed());
-        }
+        self.check()?;
         let stored_pages: u64 = records.iter().map(|record| u64::from(record.stored.len())).sum();
         let own_pages: u64 = records.iter().map(|record| u64::from(record.own.len())).sum();
         let header = self.header(machine, &records);
@@ -305,7 +310,7 @@ impl WindowsWriter {
         let slot = &self.windows[place + (window.get() - start.get()) as usize];
         slot.lock().unwrap_or_else(|poisoned: PoisonError<_>| {
             // A write that panicked may have written a part of its pages.
-            self.has_failed.store(true, Ordering::Relaxed);
+            let _ = self.failure.set((io::ErrorKind::Other, format!("a thread panicked while it wrote {window}")));
             poisoned.into_inner()
         })
     }
@@ -321,10 +326,6 @@ impl Pages {
     fn stored_sums(&self) -> impl Iterator<Item = u32> + '_ {
         self.stored.iter().map(|page| self.sums[usize::from(page)])
     }
-}
-
-fn already_failed() -> io::Error {
-    io::Error::other("an earlier write of this snapshot failed")
 }
 
 fn cannot_write(error: io::Error) -> io::Error {
