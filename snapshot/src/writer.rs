@@ -164,7 +164,7 @@ impl WindowsWriter {
         })
     }
 
-    /// The first failure, if there is one. Several threads write, and the caller learns the result of any of them first.
+    /// The first failure, if there is one. Several threads write, and any one of them may be heard first.
     fn check(&self) -> io::Result<()> {
         self.failure.get().map_or(Ok(()), |(kind, words)| Err(io::Error::new(*kind, words.clone())))
     }

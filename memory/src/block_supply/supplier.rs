@@ -458,9 +458,8 @@ mod tests {
             assert_eq!(bench.report().moved_pages, bench.report().refused * moves);
             bench.report().refused
         };
-        // Without moves it is asked after pauses of 1, 2, 4, 8, 16 s. What 60,000 pages cost, 480 ms, is nearly what can
-        // be saved up, so that the second request comes after 1 s, and the third once a hundredth of the time is worth
-        // both.
+        // Without moves it is asked after pauses of 1, 2, 4, 8, 16 s. 60,000 pages cost 480 ms, nearly all that can be
+        // saved up: the second request comes after 1 s, and the third once a hundredth of the time is worth both.
         assert_eq!([0, 60_000, 600_000].map(refused_in_a_minute), [6, 3, 1]);
     }
 
