@@ -48,7 +48,7 @@ use supplier::Supplier;
 pub struct SupplyRules {
     /// Share of a core. None: no block is made.
     pub cpu: PerTenThousand,
-    /// Part of it that may be saved up while no block is needed.
+    /// Time of a core that may be saved up while no block is needed.
     pub cpu_burst: Duration,
     /// Number of free blocks below which more are made, if that many windows wait; also the size of a reserve.
     pub low: u64,

@@ -41,7 +41,7 @@ const FRUITLESS_FIRST: Duration = Duration::from_secs(1);
 pub(super) const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
 /// What a page that the kernel moves costs the guest that uses it: faults, and waits for them. Measured under shadow
-/// paging, where a compaction of 30 839 pages took 241 ms from GUPS over base pages; with EPT or NPT it is less.
+/// paging, where a compaction of 30 839 pages took 241 ms from GUPS over base pages, and not yet with EPT or NPT.
 const MOVED_PAGE: Duration = Duration::from_micros(8);
 
 /// State of a supply; see the module.
