@@ -130,7 +130,7 @@ enum Question {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum StopArg {
-    /// Press its power button: a guest that listens to it shuts down when it is ready
+    /// Press its power button: a guest that listens to it ends when it is ready
     Ask,
     /// Stop at once; data that the guest has not written to its disks are lost
     Kill,

@@ -26,20 +26,25 @@ pub const RUNNING: u32 = 18;
 /// Time between two questions of a test: each starts a program, and the guest needs the processors.
 pub const AMONG_QUESTIONS: Duration = Duration::from_millis(20);
 
-/// Two vCPUs that work for some seconds, whatever happens to them. On a fast processor that is over a thousand passes a
-/// second.
-fn source(scratch: &Scratch) -> Running {
-    source_of(scratch, 4)
+/// Two vCPUs that write and check 8 MiB again and again until they are asked to end. On a fast processor that is over a
+/// thousand passes a second.
+pub const ENDLESS: [&str; 4] = ["pattern", "--vcpus=2", "--memory=128M", "--cmdline=bytes=8M seconds=600"];
+
+pub fn source(scratch: &Scratch) -> Running {
+    started(scratch, &ENDLESS)
 }
 
-/// The same for a migration that sends a window in two seconds.
-fn long_source(scratch: &Scratch) -> Running {
-    source_of(scratch, 12)
-}
-
-fn source_of(scratch: &Scratch, seconds: u32) -> Running {
-    let cmdline = format!("--cmdline=bytes=8M seconds={seconds}");
-    started(scratch, &["pattern", "--vcpus=2", "--memory=128M", &cmdline])
+/// Asks the guest at this socket to end, once it listens. It does so after a pass, which checks all its words.
+pub fn ask_to_end(scratch: &Scratch, socket: &str) {
+    loop {
+        let output = scratch.wideleaf(&["vm", socket, "stop", "--how=ask"]).output().unwrap();
+        if output.status.success() {
+            return;
+        }
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(why.contains("the guest listens to no power button"), "{why}");
+        sleep(AMONG_QUESTIONS);
+    }
 }
 
 /// This run, once it listens at `vm.sock`; its report is `source.json`.
@@ -135,12 +140,13 @@ fn moves(address: &str) {
         return;
     }
     let scratch = new_scratch();
-    let source = source_of(&scratch, 6);
+    let source = source(&scratch);
     let (target, place) = target(&scratch, address);
     let (code, said, why) = end(migrate(&scratch, &place, &[]));
     assert_eq!(code, Some(0), "{why}");
     let said: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(source.end(), (Some(0), String::new()));
+    ask_to_end(&scratch, "vm2.sock");
     assert_eq!(target.end(), (Some(0), String::new()));
     let (before, after) = (report(&scratch, "source.json"), report(&scratch, "target.json"));
     assert_eq!((&before["outcome"], &before["migrated"], &said["to"]), (&json!("migrated"), &said, &json!(place)));
@@ -178,7 +184,8 @@ fn a_guest_moves_over_two_pipes_and_loses_no_word() {
     let source = source(&scratch);
     let ((from_target, to_source), (from_source, to_target)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
     let mut target = Command::new(scratch.program());
-    target.args(["run", "--incoming=stdio", "--no-daemon", "--format=json", "--output=target.json"]);
+    target.args(["run", "--incoming=stdio", "--no-daemon", "--control-socket=vm2.sock"]);
+    target.args(["--format=json", "--output=target.json"]);
     target.current_dir(scratch.path(".")).stdin(from_source).stdout(to_source).stderr(Stdio::piped());
     let target = Running(target.spawn().unwrap());
     let mut client = Command::new(scratch.program());
@@ -187,6 +194,7 @@ fn a_guest_moves_over_two_pipes_and_loses_no_word() {
     let (code, _, said) = end(client);
     assert!(code == Some(0) && said.starts_with("migrated to stdio: "), "{code:?}: {said}");
     assert_eq!(source.end(), (Some(0), String::new()));
+    ask_to_end(&scratch, "vm2.sock");
     assert_eq!(target.end().0, Some(0));
     has_lost_nothing(&report(&scratch, "target.json"));
 }
@@ -203,7 +211,7 @@ const SLOW: [&str; 1] = ["--bytes-per-second=1M"];
 
 /// A source, a target, and the client of a migration in its first round.
 fn under_way(scratch: &Scratch) -> (Running, Running, Child) {
-    let source = long_source(scratch);
+    let source = source(scratch);
     let (target, place) = target(scratch, "unix:move.sock");
     let client = migrate(scratch, &place, &SLOW);
     wait_for_progress(scratch);
@@ -212,13 +220,9 @@ fn under_way(scratch: &Scratch) -> (Running, Running, Child) {
 
 /// The source is as if nothing had been, to its end.
 pub fn goes_on(scratch: &Scratch, source: Running) {
-    // On a busy machine it may have worked to its end by now.
-    let output = scratch.wideleaf(&["vm", "vm.sock", "status", "--format=json"]).output().unwrap();
-    if output.status.success() {
-        let state: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert!(["running", "ended"].contains(&state["state"].as_str().unwrap()), "{state}");
-        assert_eq!((&state["doubt"], &state["saving"]), (&Value::Null, &Value::Null));
-    }
+    let state = status(scratch);
+    assert_eq!((&state["state"], &state["doubt"], &state["saving"]), (&json!("running"), &Value::Null, &Value::Null));
+    ask_to_end(scratch, "vm.sock");
     assert_eq!(source.end(), (Some(0), String::new()));
     has_lost_nothing(&report(scratch, "source.json"));
 }
@@ -232,7 +236,7 @@ fn a_migration_that_is_cancelled_leaves_the_guest_where_it_was() {
     // So that a client does not ignore it where these tests run under nohup(1).
     signal_hook::flag::register(Signal::SIGHUP as i32, Arc::default()).unwrap();
     // A window of each migration takes two seconds to leave.
-    let source = source_of(&scratch, 16);
+    let source = source(&scratch);
     for signal in [Signal::SIGINT, Signal::SIGHUP] {
         let (target, place) = target(&scratch, "unix:move.sock");
         let client = Running(migrate(&scratch, &place, &SLOW));
@@ -252,8 +256,7 @@ fn what_would_wait_for_a_migration_or_be_lost_by_it_is_refused_meanwhile() {
         return;
     }
     let scratch = new_scratch();
-    let what = ["pattern", "--memory=128M", "--cmdline=bytes=8M seconds=12", "--on-reset=restart"];
-    let source = started(&scratch, &what);
+    let source = started(&scratch, &[&ENDLESS[..], &["--on-reset=restart"]].concat());
     let (target, place) = target(&scratch, "unix:move.sock");
     let client = migrate(&scratch, &place, &SLOW);
     wait_for_progress(&scratch);
@@ -278,12 +281,12 @@ fn a_guest_moves_while_its_guarantee_asks_for_another_policy() {
     }
     let scratch = new_scratch();
     // It is below its guarantee: after three seconds another policy is due, while the manager rests.
-    let what = ["pattern", "--memory=128M", "--cmdline=bytes=8M seconds=12", "--guarantee=bestEffort:99%"];
-    let source = started_under(&scratch, "thp", &what);
+    let source = started_under(&scratch, "thp", &[&ENDLESS[..], &["--guarantee=bestEffort:99%"]].concat());
     let (target, place) = target(&scratch, "unix:move.sock");
     let (code, _, said) = end(migrate(&scratch, &place, &["--bytes-per-second=2M"]));
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(source.end(), (Some(0), String::new()));
+    ask_to_end(&scratch, "vm2.sock");
     assert_eq!(target.end().0, Some(0));
     has_lost_nothing(&report(&scratch, "target.json"));
 }
@@ -320,7 +323,7 @@ fn a_connection_from_no_source_is_left_and_the_target_waits_for_another_one() {
         return;
     }
     let scratch = new_scratch();
-    let source = source_of(&scratch, 6);
+    let source = source(&scratch);
     let (target, place) = target(&scratch, "unix:move.sock");
     let connect = || UnixStream::connect(scratch.path("move.sock")).unwrap();
     let mut stranger = connect();
@@ -329,6 +332,7 @@ fn a_connection_from_no_source_is_left_and_the_target_waits_for_another_one() {
     let (code, _, why) = end(migrate(&scratch, &place, &[]));
     assert_eq!(code, Some(0), "{why}");
     assert_eq!(source.end(), (Some(0), String::new()));
+    ask_to_end(&scratch, "vm2.sock");
     let (code, said) = target.end();
     assert_eq!((code, said.matches("is from no source of a VM").count()), (Some(0), 2), "{said}");
     assert!(said.contains("it does not speak wideleaf's migration protocol"), "{said}");
@@ -525,6 +529,7 @@ fn a_running_that_is_lost_leaves_a_guest_at_the_target_and_a_paused_one_to_be_st
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
     assert_eq!(source.end(), (Some(0), String::new()));
     assert_eq!(report(&scratch, "source.json")["outcome"], "stopped");
+    ask_to_end(&scratch, "vm2.sock");
     let (code, said) = target.end();
     assert_eq!(code, Some(0), "{said}");
     has_lost_nothing(&report(&scratch, "target.json"));

@@ -13,7 +13,8 @@ use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
 use crate::migration::{
-    AMONG_QUESTIONS, GO, PAGES, RUNNING, client, end, forward, goes_on, has_lost_nothing, report, started, status,
+    AMONG_QUESTIONS, GO, PAGES, RUNNING, ask_to_end, client, end, forward, goes_on, has_lost_nothing, report, source,
+    status,
 };
 use crate::program::new_scratch;
 
@@ -21,21 +22,19 @@ use crate::program::new_scratch;
 const MISSING: u32 = 6;
 const COMPLETE: u32 = 22;
 
-/// Two vCPUs that write and check 8 MiB again and again, for longer than a migration after one round, of 2 s, needs.
-pub fn source(scratch: &Scratch) -> Running {
-    source_for(scratch, 14)
-}
-
-/// The same for this time.
-pub fn source_for(scratch: &Scratch, seconds: u32) -> Running {
-    let cmdline = format!("--cmdline=bytes=8M seconds={seconds}");
-    started(scratch, &["pattern", "--vcpus=2", "--memory=128M", &cmdline])
-}
-
-/// A run that waits at `move.sock`.
+/// A run that waits at `move.sock`. It has no control socket: with one it waits for `recover` after a loss.
 fn target(scratch: &Scratch) -> Running {
+    target_with(scratch, &[])
+}
+
+/// The same for a guest that will be asked to end there.
+fn target_to_be_asked(scratch: &Scratch) -> Running {
+    target_with(scratch, &["--control-socket=vm2.sock"])
+}
+
+fn target_with(scratch: &Scratch, more: &[&str]) -> Running {
     let arguments = ["run", "--incoming=unix:move.sock", "--no-daemon", "--format=json", "--output=target.json"];
-    let run = Running::start(scratch, &arguments);
+    let run = Running::start(scratch, &[&arguments, more].concat());
     while !scratch.path("move.sock").exists() {
         sleep(AMONG_QUESTIONS);
     }
@@ -48,7 +47,8 @@ pub fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
 }
 
 /// The target says where it waited, and nothing else.
-fn ends_well(target: Running) {
+fn ends_well(scratch: &Scratch, target: Running) {
+    ask_to_end(scratch, "vm2.sock");
     assert_eq!(target.end(), (Some(0), "wideleaf: waiting for a VM at unix:move.sock\n".to_owned()));
 }
 
@@ -59,7 +59,7 @@ fn a_guest_that_pre_copy_cannot_move_moves_by_post_copy_onto_huge_pages_and_lose
     }
     let scratch = new_scratch();
     // Pre-copy gives up after four rounds of 2 s, and so do the rounds before post-copy.
-    let source = source_for(&scratch, 42);
+    let source = source(&scratch);
     let refused = target(&scratch);
     let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &[]));
     assert!(code == Some(4) && why.contains("pages that the guest keeps writing"), "{code:?}: {why}");
@@ -69,12 +69,12 @@ fn a_guest_that_pre_copy_cannot_move_moves_by_post_copy_onto_huge_pages_and_lose
     let paid = |what: &str| past["last_failed"][what].as_f64();
     assert!(paid("seconds") > Some(0.0) && paid("exits") > Some(0.0), "it wrote in all rounds: {past}");
 
-    let target = target(&scratch);
+    let target = target_to_be_asked(&scratch);
     let (code, said, why) = end(migrate(&scratch, "unix:move.sock", &["--postcopy"]));
     assert_eq!(code, Some(0), "{why}");
     let said: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(source.end(), (Some(0), String::new()));
-    ends_well(target);
+    ends_well(&scratch, target);
     let (before, after) = (report(&scratch, "source.json"), report(&scratch, "target.json"));
     assert_eq!((&before["outcome"], &before["migrated"]), (&json!("migrated"), &said));
     has_lost_nothing(&after);
@@ -102,13 +102,13 @@ fn post_copy_begins_after_the_rounds_that_were_asked_for() {
     }
     let scratch = new_scratch();
     let source = source(&scratch);
-    let target = target(&scratch);
+    let target = target_to_be_asked(&scratch);
     let (code, said, why) = end(migrate(&scratch, "unix:move.sock", &["--postcopy=1"]));
     assert_eq!(code, Some(0), "{why}");
     let said: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&said["rounds"], said["post_copy"].is_object()), (&json!(2), true), "{said}");
     assert_eq!(source.end(), (Some(0), String::new()));
-    ends_well(target);
+    ends_well(&scratch, target);
     has_lost_nothing(&report(&scratch, "target.json"));
 }
 
@@ -238,7 +238,7 @@ fn a_complete_that_is_lost_leaves_the_guest_at_the_target_and_a_paused_one_to_be
         return;
     }
     let scratch = new_scratch();
-    let (source, target) = (source(&scratch), target(&scratch));
+    let (source, target) = (source(&scratch), target_to_be_asked(&scratch));
     let proxy = proxy(&scratch, ConnectionLoss::At(COMPLETE));
     let (code, _, why) = end(migrate(&scratch, PROXY, &["--postcopy=1"]));
     assert!(code == Some(4) && why.contains("while a part of its RAM was still here"), "{code:?}: {why}");
@@ -246,6 +246,7 @@ fn a_complete_that_is_lost_leaves_the_guest_at_the_target_and_a_paused_one_to_be
     assert_eq!(status(&scratch)["state"], "paused");
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
     assert_eq!(source.end(), (Some(0), String::new()));
+    ask_to_end(&scratch, "vm2.sock");
     let (code, said) = target.end();
     assert_eq!(code, Some(0), "{said}");
     has_lost_nothing(&report(&scratch, "target.json"));
@@ -259,8 +260,8 @@ struct Held {
     client: Child,
 }
 
-fn held(scratch: &Scratch) -> Held {
-    let (source, target) = (source(scratch), target(scratch));
+fn held(scratch: &Scratch, target: Running) -> Held {
+    let source = source(scratch);
     let proxy = proxy(scratch, ConnectionLoss::HoldPagesAfterGo);
     let client = migrate(scratch, PROXY, &["--postcopy=1"]);
     proxy.held.recv().unwrap();
@@ -273,7 +274,7 @@ fn after_the_switch_nothing_cancels_a_migration_and_the_source_is_kept_until_all
         return;
     }
     let scratch = new_scratch();
-    let Held { source, target, proxy, client } = held(&scratch);
+    let Held { source, target, proxy, client } = held(&scratch, target_to_be_asked(&scratch));
     let client = Running(client);
     client.signal(Signal::SIGINT);
     for request in [&["stop", "--how=kill"][..], &["resume"]] {
@@ -283,7 +284,7 @@ fn after_the_switch_nothing_cancels_a_migration_and_the_source_is_kept_until_all
     proxy.go_on.send(()).unwrap();
     assert_eq!(client.end().0, Some(0), "it was past cancelling");
     assert_eq!(source.end(), (Some(0), String::new()));
-    ends_well(target);
+    ends_well(&scratch, target);
     proxy.thread.join().unwrap();
     has_lost_nothing(&report(&scratch, "target.json"));
 }
@@ -294,7 +295,7 @@ fn a_target_that_is_killed_while_pages_are_missing_leaves_the_source_to_be_conti
         return;
     }
     let scratch = new_scratch();
-    let Held { source, target, proxy, client } = held(&scratch);
+    let Held { source, target, proxy, client } = held(&scratch, target(&scratch));
     drop(target);
     proxy.go_on.send(()).unwrap();
     let (code, _, why) = end(client);
@@ -309,7 +310,7 @@ fn a_source_that_is_killed_while_pages_are_missing_ends_the_targets_guest_with_t
         return;
     }
     let scratch = new_scratch();
-    let Held { source, target, proxy, client } = held(&scratch);
+    let Held { source, target, proxy, client } = held(&scratch, target(&scratch));
     drop(source);
     proxy.go_on.send(()).unwrap();
     assert_eq!(end(client).0, Some(4));

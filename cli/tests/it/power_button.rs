@@ -1,5 +1,5 @@
-//! A guest of a few instructions that listens to its power button and switches itself off. The test presses
-//! the button over the control socket and by keys on the console. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
+//! Guests that listen to their power button: one of a few instructions that switches itself off, and built-in kernels
+//! that end early. The tests press the button over the control socket and by keys on the console. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
 //! skip into a failure).
 
 use std::fs::File;
@@ -7,6 +7,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
+use crate::migration::{AMONG_QUESTIONS, ask_to_end, status};
 use crate::program::new_scratch;
 use nix::pty::{OpenptyResult, openpty};
 use serde_json::Value;
@@ -77,6 +78,53 @@ fn ctrl_a_p_presses_the_power_button() {
     assert_eq!(shown, *b">");
     keys.write_all(b"\x01p").unwrap();
     assert_eq!(run.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn kernels_that_run_for_a_time_end_early_verify_and_report() {
+    if !has_kvm() {
+        return;
+    }
+    for [kernel, cmdline] in [
+        ["gups", "--cmdline=log2_words=22 seconds=3600"],
+        ["pattern", "--cmdline=bytes=8M seconds=3600"],
+        ["phases", "--cmdline=hot=2M range=8M constant=0 sparse=0 cold=0 phases=3 phase_ms=3600000"],
+    ] {
+        let scratch = new_scratch();
+        let arguments =
+            ["run", kernel, "--memory=64M", "--vcpus=2", "--no-daemon", "--control-socket=vm.sock", cmdline];
+        let mut run = Running::start(&scratch, &[&arguments[..], &["--output=result", "--format=json"]].concat());
+        while !capabilities(&scratch).contains(&"stop.ask".into()) {
+            assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
+            std::thread::sleep(AMONG_QUESTIONS);
+        }
+        ask_to_end(&scratch, "vm.sock");
+        assert_eq!(run.end(), (Some(0), String::new()), "{kernel}");
+        let report: Value = serde_json::from_slice(&std::fs::read(scratch.path("result")).unwrap()).unwrap();
+        // GUPS allows for lost updates among its vCPUs, so not each word need be right.
+        assert_eq!((&report["outcome"], &report["verification"]["passed"]), (&"success".into(), &true.into()));
+        let seconds = report["results"]["seconds"]["value"].as_f64();
+        assert!(seconds > Some(0.0) && seconds < Some(3600.0), "{kernel}: {report}");
+    }
+}
+
+#[test]
+fn a_kernel_that_runs_for_a_number_of_rounds_does_not_listen() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let arguments = ["run", "pattern", "--memory=64M", "--no-daemon", "--control-socket=vm.sock"];
+    let mut run = Running::start(&scratch, &[&arguments[..], &["--cmdline=bytes=32M passes=50000"]].concat());
+    while capabilities(&scratch).is_empty() {
+        assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it answered");
+    }
+    while status(&scratch)["phase"].is_null() {
+        std::thread::sleep(AMONG_QUESTIONS);
+    }
+    scratch.refuses(&["vm", "vm.sock", "stop", "--how=ask"], 2, &["built-in kernels with `seconds=`"]);
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(run.end().0, Some(0));
 }
 
 #[test]

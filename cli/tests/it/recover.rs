@@ -12,15 +12,11 @@ use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
 use crate::migration::{
-    AMONG_QUESTIONS, GO, RUNNING, end, goes_on, has_lost_nothing, report, status, status_of, target_with, vm_client,
+    AMONG_QUESTIONS, GO, RUNNING, ask_to_end, end, goes_on, has_lost_nothing, report, source, status, status_of,
+    target_with, vm_client,
 };
-use crate::post_copy::{ConnectionLoss, PROXY, Proxy, migrate, proxy, source_for};
+use crate::post_copy::{ConnectionLoss, PROXY, Proxy, migrate, proxy};
 use crate::program::new_scratch;
-
-/// A guest that works for longer than a migration after one round, of 2 s, and its recovery need.
-fn source(scratch: &Scratch) -> Running {
-    source_for(scratch, 12)
-}
 
 /// Source and target of a migration that lost its connection while pages were missing.
 struct LostMigration {
@@ -83,6 +79,7 @@ fn recovered(scratch: &Scratch) -> [Value; 2] {
 /// Both runs end well, and the guest has lost nothing.
 fn ends_well(scratch: &Scratch, source: Running, target: Running) {
     assert_eq!(source.end(), (Some(0), String::new()));
+    ask_to_end(scratch, "vm2.sock");
     let (code, said) = target.end();
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(report(scratch, "source.json")["outcome"], "migrated");

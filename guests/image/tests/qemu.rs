@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::{IMAGE, write_to};
 use wideleaf_kernels::registry::KERNELS;
+use wideleaf_protocol::direct::DIRECT_BOOT_VERSION;
 use wideleaf_protocol::elf_note::{self, DirectNote, notes};
 use wideleaf_protocol::{DirectBoot, Entry, ExitCode, GuestPage, Message, Name, RamRange, Status, parse};
 
@@ -441,7 +442,7 @@ fn the_direct_entry_refuses_boot_data_it_does_not_understand() {
     if can_run_qemu() && can_start("cc", "cc") {
         let unknown = run_directly(1, DirectBoot { version: 7, ..direct_boot() }, "gups log2_words=16");
         unknown.assert_ended_with(ExitCode::Unsupported);
-        assert_eq!(unknown.panic_message(), "boot data have version 7, expected 3");
+        assert_eq!(unknown.panic_message(), format!("boot data have version 7, expected {DIRECT_BOOT_VERSION}"));
         let inside = run_directly(1, DirectBoot { free_start: 0x10_0000, ..direct_boot() }, "gups log2_words=16");
         inside.assert_ended_with(ExitCode::Unsupported);
         assert!(inside.panic_message().starts_with("free_start 0x100000 lies before the image's end"));

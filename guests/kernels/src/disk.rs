@@ -107,7 +107,7 @@ fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, K
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let plan = Plan::read(parameters)?;
-    plan.until.check_clock(platform)?;
+    plan.until.prepare(platform)?;
     let needed = plan.needed(platform.vcpus());
     if arena.bytes() < needed {
         return Err(KernelError::ArenaTooSmall { needed, bytes: arena.bytes() });

@@ -369,7 +369,7 @@ impl<'m> Sparse<'m> {
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let Plan { extent, until, progress_ms } = Plan::read(parameters)?;
-    until.check_clock(platform)?;
+    until.prepare(platform)?;
     if arena.bytes() < extent.bytes() {
         return Err(KernelError::ArenaTooSmall { needed: extent.bytes(), bytes: arena.bytes() });
     }

@@ -92,9 +92,9 @@ impl Plan {
         Ok(Self { need, until: Until::read(parameters, "passes", PASSES_MAX, 3)?, pages_per_second })
     }
 
-    /// Refuses times if the frequency of the counter is unknown.
-    fn check_clock<'a>(&self, platform: &dyn Platform) -> Result<(), KernelError<'a>> {
-        self.until.check_clock(platform)?;
+    /// Refuses times if the frequency of the counter is unknown; a run of seconds can be ended early from now on.
+    fn prepare<'a>(&self, platform: &dyn Platform) -> Result<(), KernelError<'a>> {
+        self.until.prepare(platform)?;
         match self.pages_per_second {
             Some(_) if platform.tsc_hz() == 0 => Err(KernelError::NeedsClock { name: PAGES_PER_SECOND }),
             _ => Ok(()),
@@ -114,7 +114,7 @@ fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, 
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let plan = Plan::read(parameters)?;
-    plan.check_clock(platform)?;
+    plan.prepare(platform)?;
     let bytes = match plan.need {
         MemoryNeed::Bytes(bytes) => bytes,
         MemoryNeed::AllThereIs => arena.bytes().min(8 * WORDS_MAX),

@@ -329,6 +329,13 @@ enum Until {
     Milliseconds(u64),
 }
 
+impl Until {
+    /// Whether the time decides. Then the machine's user can end the run early.
+    fn is_time(self) -> bool {
+        matches!(self, Self::Milliseconds(_))
+    }
+}
+
 /// The validated parameters of a run.
 struct Plan {
     layout: Layout,
@@ -356,8 +363,11 @@ fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let plan = Plan::read(parameters)?;
     let layout = &plan.layout;
-    if matches!(plan.until, Until::Milliseconds(_)) && platform.tsc_hz() == 0 {
+    if plan.until.is_time() && platform.tsc_hz() == 0 {
         return Err(KernelError::NeedsClock { name: "phase_ms" });
+    }
+    if plan.until.is_time() {
+        platform.accept_end();
     }
     if plan.cold_ms > 0 && platform.tsc_hz() == 0 {
         return Err(KernelError::NeedsClock { name: "cold_ms" });
@@ -696,7 +706,9 @@ impl<'r> Run<'r> {
         let ticks = now.saturating_sub(self.began.load(Ordering::Relaxed));
         let is_time = match self.plan.until {
             Until::Passes(planned) => passes >= planned,
-            Until::Milliseconds(ms) => ticks >= (self.platform.tsc_hz() / 1000).saturating_mul(ms),
+            Until::Milliseconds(ms) => {
+                ticks >= (self.platform.tsc_hz() / 1000).saturating_mul(ms) || self.platform.is_asked_to_end()
+            }
         };
         let is_last = is_time || passes == self.plan.passes_max || self.findings.errors() > 0;
         if is_last {
@@ -717,7 +729,8 @@ impl<'r> Run<'r> {
         self.total.passes.fetch_add(self.phase.passes(), Ordering::Relaxed);
         self.total.ticks.fetch_add(self.phase.ticks(), Ordering::Relaxed);
         (0..self.platform.vcpus()).for_each(|vcpu| self.tally.set(vcpu, 0));
-        let is_last = phase + 1 == self.plan.phases || self.findings.errors() > 0;
+        let is_asked_to_end = self.plan.until.is_time() && self.platform.is_asked_to_end();
+        let is_last = phase + 1 == self.plan.phases || is_asked_to_end || self.findings.errors() > 0;
         if !is_last {
             self.begin(phase + 1);
         }

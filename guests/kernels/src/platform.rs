@@ -30,6 +30,14 @@ pub trait Platform: Sync {
         total
     }
 
+    /// Has [`Platform::is_asked_to_end`] tell from now on. Kernels that can end early call it before their timed part.
+    fn accept_end(&self) {}
+
+    /// Whether the machine's user has asked for an early end. Cheap enough for each round of a microsecond.
+    fn is_asked_to_end(&self) -> bool {
+        false
+    }
+
     /// Prints one line. On some machines every byte is an exit to the VMM, so kernels ration their lines.
     fn emit(&self, message: &Message<'_>);
 

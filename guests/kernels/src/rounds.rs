@@ -46,7 +46,7 @@ pub fn run_rounds(
 pub enum Until {
     /// End after this number of rounds.
     Rounds(u64),
-    /// End after the round in which this number of seconds has passed.
+    /// End after the round in which this number of seconds has passed, or the machine's user has asked for the end.
     Seconds(u64),
 }
 
@@ -70,12 +70,14 @@ impl Until {
         }
     }
 
-    /// Refuses seconds if the frequency of the counter is unknown.
-    pub fn check_clock<'a>(self, platform: &dyn Platform) -> Result<(), KernelError<'a>> {
+    /// Refuses seconds if the frequency of the counter is unknown. A run of seconds can be ended early from now on.
+    pub fn prepare<'a>(self, platform: &dyn Platform) -> Result<(), KernelError<'a>> {
         match self {
-            Self::Seconds(_) if platform.tsc_hz() == 0 => Err(KernelError::NeedsClock { name: SECONDS }),
-            _ => Ok(()),
+            Self::Seconds(_) if platform.tsc_hz() == 0 => return Err(KernelError::NeedsClock { name: SECONDS }),
+            Self::Seconds(_) => platform.accept_end(),
+            Self::Rounds(_) => {}
         }
+        Ok(())
     }
 
     /// Number of planned rounds; 0 if the time decides, as in progress lines.
@@ -90,7 +92,7 @@ impl Until {
     pub fn is_reached(self, platform: &dyn Platform, rounds: u64, ticks: u64) -> bool {
         match self {
             Self::Rounds(planned) => rounds >= planned,
-            Self::Seconds(seconds) => ticks >= seconds.saturating_mul(platform.tsc_hz()),
+            Self::Seconds(seconds) => ticks >= seconds.saturating_mul(platform.tsc_hz()) || platform.is_asked_to_end(),
         }
     }
 }

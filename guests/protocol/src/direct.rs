@@ -29,7 +29,7 @@
 //! The image brings no IDT and needs none: the VMM decides what a fault does. Ours has gates that report a fault
 //! with its registers; without them it is a triple fault. The image takes its stacks from its own `.bss`, which the
 //! VMM leaves zero. A VMM need only provide the serial port and the exit port; a line port ([`LinePiece`]) spares the
-//! guest an exit for each byte. Further devices are virtio devices
+//! guest an exit for each byte, and a power button lets a user end a timed run early. Further devices are virtio devices
 //! behind memory without interrupts: the image polls.
 
 use core::fmt;
@@ -39,7 +39,7 @@ use crate::{GuestPage, VCPUS_MAX};
 /// First word of a [`DirectBoot`]: "wideleaf" in little-endian ASCII.
 pub const DIRECT_BOOT_MAGIC: u64 = u64::from_le_bytes(*b"wideleaf");
 /// Version of the contract; the image refuses any other.
-pub const DIRECT_BOOT_VERSION: u32 = 3;
+pub const DIRECT_BOOT_VERSION: u32 = 4;
 /// Capacity of a [`DirectBoot`] in RAM ranges: below and above the 32-bit hole, and room for six more memslots with
 /// gaps.
 pub const RAM_RANGES_MAX: usize = 8;
@@ -100,6 +100,9 @@ pub struct DirectBoot {
     pub device_count: u64,
     /// Port that takes the address of a [`LinePiece`]; 0 if the VMM has none.
     pub line_port: u64,
+    /// Port of ACPI's PM1a status register; 0 if the VMM has none. The image polls it: see
+    /// [`ACPI_POWER_BUTTON`](crate::port::ACPI_POWER_BUTTON).
+    pub power_port: u64,
     /// Number of valid entries of `ram_ranges`.
     pub ram_range_count: u64,
     /// The guest's RAM, disjoint and ascending.
@@ -107,7 +110,7 @@ pub struct DirectBoot {
 }
 
 /// Bytes a [`DirectBoot`] takes in guest memory.
-pub const DIRECT_BOOT_BYTES: usize = 88 + 16 * RAM_RANGES_MAX;
+pub const DIRECT_BOOT_BYTES: usize = 96 + 16 * RAM_RANGES_MAX;
 const _: () = assert!(size_of::<DirectBoot>() == DIRECT_BOOT_BYTES, "repr(C) added padding to the contract");
 
 impl Default for DirectBoot {
@@ -125,6 +128,7 @@ impl Default for DirectBoot {
             devices_gpa: 0,
             device_count: 0,
             line_port: 0,
+            power_port: 0,
             ram_range_count: 0,
             ram_ranges: [RamRange::default(); RAM_RANGES_MAX],
         }
@@ -186,6 +190,7 @@ impl DirectBoot {
             self.devices_gpa,
             self.device_count,
             self.line_port,
+            self.power_port,
             self.ram_range_count,
         ];
         let ranges = self.ram_ranges.iter().flat_map(|range| [range.gpa, range.bytes]);
@@ -214,10 +219,11 @@ impl DirectBoot {
             devices_gpa: word(7),
             device_count: word(8),
             line_port: word(9),
-            ram_range_count: word(10),
+            power_port: word(10),
+            ram_range_count: word(11),
             ram_ranges: core::array::from_fn(|index| RamRange {
-                gpa: word(11 + 2 * index),
-                bytes: word(12 + 2 * index),
+                gpa: word(12 + 2 * index),
+                bytes: word(13 + 2 * index),
             }),
         }
     }

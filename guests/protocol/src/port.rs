@@ -23,3 +23,10 @@ pub const ACPI_PM1A_CONTROL: u16 = 0x604;
 /// Value written to [`ACPI_PM1A_CONTROL`] (16 bits): sleep enable (bit 13), sleep type 0, which is S5 on these
 /// machines.
 pub const ACPI_POWER_OFF: u16 = 0x2000;
+
+/// The power button among PM1a's events (ACPI 6.5, 4.8.3.1.1), in the status register at
+/// [`DirectBoot::power_port`](crate::DirectBoot::power_port) and in the enable register behind it: 16 bits each.
+pub const ACPI_POWER_BUTTON: u16 = 1 << 8;
+
+/// Distance from PM1a's status register to its enable register.
+pub const ACPI_ENABLE_OFFSET: u16 = 2;

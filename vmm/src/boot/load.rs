@@ -24,7 +24,7 @@ use crate::config::VmConfig;
 use crate::devices::virtio;
 use crate::kvm::GuestMemory;
 use crate::kvm::guest_memory::GuestView;
-use crate::x86::acpi::{self, Cells};
+use crate::x86::acpi::{self, Cells, POWER_PORTS};
 use crate::x86::page_tables::{self, IdentityTables};
 use crate::x86::{fault_report, gdt, layout, mp_table, start_info, zero_page};
 
@@ -99,6 +99,7 @@ pub(crate) fn write_boot_data(
         devices_gpa: virtio::FIRST.get(),
         device_count: devices as u64,
         line_port: port::LINE.into(),
+        power_port: POWER_PORTS.into(),
         ..DirectBoot::default()
     };
     for range in config.ram_layout() {

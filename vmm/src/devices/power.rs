@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use wideleaf_protocol::port::{ACPI_PM1A_CONTROL, ACPI_POWER_OFF};
+use wideleaf_protocol::port::{ACPI_ENABLE_OFFSET, ACPI_PM1A_CONTROL, ACPI_POWER_BUTTON, ACPI_POWER_OFF};
 
 use super::bus::{BusEvent, PortDevice};
 use crate::kvm::KvmError;
@@ -21,12 +21,8 @@ use crate::x86::acpi::{POWER_CONTROL_OFFSET, POWER_PORTS};
 
 const _: () = assert!(POWER_PORTS + POWER_CONTROL_OFFSET == ACPI_PM1A_CONTROL, "our guests write to QEMU's port");
 
-/// Offset from the first port to the register that enables events; the status register is in front of it.
-const ENABLE_OFFSET: u16 = 2;
 /// Flag in the control register: ACPI, not firmware, receives power management events.
 const ACPI_IS_ON: u8 = 1;
-/// `PWRBTN_STS` and `PWRBTN_EN` (4.8.3.1.1, 4.8.3.1.2), the only event that ever comes.
-const POWER_BUTTON: u16 = 1 << 8;
 
 /// Sets the line of the interrupt high or low.
 pub type InterruptLine = Box<dyn Fn(bool) -> Result<(), KvmError> + Send>;
@@ -35,7 +31,9 @@ pub type InterruptLine = Box<dyn Fn(bool) -> Result<(), KvmError> + Send>;
 #[derive(Debug, thiserror::Error)]
 pub enum PressError {
     /// No driver in the guest would receive the event.
-    #[error("the guest listens to no power button (Linux does with its module `button`)")]
+    #[error(
+        "the guest listens to no power button (Linux does with its module `button`, built-in kernels with `seconds=`)"
+    )]
     NobodyListens,
     /// KVM cannot interrupt the guest.
     #[error("cannot send the power button's event to the guest: {0}")]
@@ -46,13 +44,13 @@ pub enum PressError {
 struct Registers {
     status: u16,
     enabled: u16,
-    /// Interrupt line; `None` where there are no interrupt controllers.
+    /// Interrupt line; `None` where there are no interrupt controllers, and the guest polls the status.
     line: Option<InterruptLine>,
 }
 
 impl Registers {
     fn is_listening(&self) -> bool {
-        self.line.is_some() && self.enabled & POWER_BUTTON != 0
+        self.enabled & ACPI_POWER_BUTTON != 0
     }
 
     fn set_line(&self) -> Result<(), KvmError> {
@@ -90,7 +88,7 @@ impl PowerButton {
         if !registers.is_listening() {
             return Err(PressError::NobodyListens);
         }
-        registers.status |= POWER_BUTTON;
+        registers.status |= ACPI_POWER_BUTTON;
         Ok(registers.set_line()?)
     }
 
@@ -106,7 +104,7 @@ impl PowerButton {
     /// [`KvmError`] where KVM does not set the interrupt's line.
     pub fn restore(&self, saved: SavedPower) -> Result<(), KvmError> {
         let mut registers = self.lock();
-        (registers.status, registers.enabled) = (saved.status & POWER_BUTTON, saved.enabled);
+        (registers.status, registers.enabled) = (saved.status & ACPI_POWER_BUTTON, saved.enabled);
         registers.set_line()
     }
 
@@ -128,7 +126,7 @@ impl std::fmt::Debug for PowerButton {
 pub struct PowerManagement(PowerButton);
 
 impl PowerManagement {
-    /// Uses the line of [`crate::x86::acpi::SCI`]; without one there is no button.
+    /// Uses the line of [`crate::x86::acpi::SCI`]; without one the guest polls the button's status.
     pub fn new(line: Option<InterruptLine>) -> PowerManagement {
         PowerManagement(PowerButton(Arc::new(Mutex::new(Registers { line, ..Registers::default() }))))
     }
@@ -149,7 +147,7 @@ impl PowerManagement {
         let mut registers = self.0.lock();
         match offset {
             0 => registers.status &= !word,
-            ENABLE_OFFSET => registers.enabled = word,
+            ACPI_ENABLE_OFFSET => registers.enabled = word,
             _ => return,
         }
         Self::set_line(&registers);
@@ -286,9 +284,14 @@ mod tests {
         let (mut power, button, levels) = machine();
         assert!(matches!(button.press(), Err(PressError::NobodyListens)));
         assert_eq!((registers(&mut power)[..2].to_vec(), levels.lock().len()), (vec![0, 0], 0));
-        // A button without an interrupt is refused too, whatever the guest enables.
-        let mut without = PowerManagement::new(None);
-        without.write(2, &[0xff, 0xff]);
-        assert!(matches!(without.button().press(), Err(PressError::NobodyListens)));
+    }
+
+    #[test]
+    fn a_guest_without_interrupts_polls_a_press() {
+        let mut power = PowerManagement::new(None);
+        assert!(matches!(power.button().press(), Err(PressError::NobodyListens)));
+        power.write(2, &[0x00, 0x01]);
+        power.button().press().unwrap();
+        assert_eq!(registers(&mut power), [0, 1, 0, 1, 1, 0]);
     }
 }

@@ -9,6 +9,7 @@ use wideleaf_protocol::{DirectBoot, Entry, ExitCode, GuestPage};
 
 use crate::console::{self, fail};
 use crate::machine::{end_of_image, read_physical, set_entry};
+use crate::power_button::PowerButton;
 use crate::run::{self, Machine, Options};
 use crate::{clock, vcpus};
 
@@ -55,7 +56,8 @@ fn lead(boot_gpa: u64) -> ! {
     let by_vmm = Some(boot.tsc_hz).filter(|hz| *hz != 0);
     let tsc_hz = options.tsc_hz.or(by_vmm).or_else(clock::tsc_hz_from_cpuid).unwrap_or(0);
     let devices = Devices { first: boot.devices_gpa, stride: DEVICE_STRIDE, count: boot.device_count };
-    let machine = Machine { vcpus: count, tsc_hz, guest_page, ram: boot.ram(), free_start: boot.free_start, devices };
+    let (ram, power_button) = (boot.ram(), PowerButton::new(boot.power_port, tsc_hz));
+    let machine = Machine { vcpus: count, tsc_hz, guest_page, ram, free_start: boot.free_start, devices, power_button };
     // SAFETY: by the contract all RAM and the devices' registers are mapped one to one, and all at or above
     // `free_start` is the image's.
     unsafe { run::run(&machine, &options) }

@@ -108,10 +108,19 @@ pub fn out_address(port: u16, address: u32) {
     unsafe { asm!("out dx, eax", in("dx") port, in("eax") address, options(readonly, nostack, preserves_flags)) };
 }
 
-/// Reads a byte from a port. Only with system calls: our VMM has no readable port.
+/// Reads a byte from a port. Only with system calls: after a direct start no port has bytes to read.
 pub fn in8(port: u16) -> u8 {
     assert!(entry() == Entry::Pvh, "ports are read only after a PVH start");
     call(Call::In8, port, 0) as u8
+}
+
+/// Reads 16 bits from a port. Only after a direct start.
+pub fn in16(port: u16) -> u16 {
+    assert!(entry() == Entry::Direct, "16 bits are read only after a direct start");
+    let word;
+    // SAFETY: as for `out8`; reading them changes no memory either.
+    unsafe { asm!("in ax, dx", in("dx") port, out("ax") word, options(nomem, nostack, preserves_flags)) };
+    word
 }
 
 /// Loads the page tables at `root`.

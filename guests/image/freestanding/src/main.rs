@@ -13,8 +13,9 @@
 //! |---|---|
 //! | [`pvh`], [`direct`] | the two entries; each ends with a [`run::Machine`] |
 //! | [`run`] | the common part: arguments, clock, arena, the kernel, the end |
-//! | [`machine`] | instructions: ports (by `out`, or by system call), CR3, physical memory |
+//! | [`machine`] | instructions: ports (by `out` and `in`, or by system call), CR3, physical memory |
 //! | [`console`] | the serial line, panics, the exit |
+//! | [`power_button`] | the request for an early end |
 //! | [`paging`] | the page tables of the requested size |
 //! | [`vcpus`] | starting the other vCPUs (PVH entry) and joining the team |
 //! | [`clock`] | the frequency of the time stamp counter |
@@ -28,6 +29,7 @@ mod direct;
 mod machine;
 mod memory_functions;
 mod paging;
+mod power_button;
 mod pvh;
 mod run;
 mod vcpus;

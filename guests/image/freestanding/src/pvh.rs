@@ -10,6 +10,7 @@ use wideleaf_protocol::{Entry, ExitCode, GuestPage, RamRange};
 
 use crate::console::{self, fail};
 use crate::machine::{end_of_image, load_cr3, read_physical, set_entry, start_info_gpa};
+use crate::power_button::PowerButton;
 use crate::run::{self, Machine, Options};
 use crate::{clock, paging, vcpus};
 
@@ -49,7 +50,10 @@ extern "C" fn pvh_main() -> ! {
     vcpus::start_others(count, tables.root, tsc_hz);
 
     let devices = Devices { first: MICROVM_DEVICES, stride: 0x200, count: 24 };
-    let machine = Machine { vcpus: count, tsc_hz, guest_page, ram, free_start: tables.end, devices };
+    // The port of another VMM's button is in its ACPI tables, which the image does not read.
+    let power_button = PowerButton::new(0, tsc_hz);
+    let free_start = tables.end;
+    let machine = Machine { vcpus: count, tsc_hz, guest_page, ram, free_start, devices, power_button };
     // SAFETY: the tables map all RAM and the devices' registers; the image and the tables are all that is in use,
     // both end before `free_start`; what the loader left above has been read.
     unsafe { run::run(&machine, &options) }

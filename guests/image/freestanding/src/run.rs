@@ -10,6 +10,7 @@ use wideleaf_protocol::{CommandLine, ExitCode, GuestPage, Message, RamRange, VCP
 
 use crate::console::{self, fail};
 use crate::machine::{entry, read_u32, write_u32};
+use crate::power_button::PowerButton;
 use crate::vcpus;
 
 /// Alignment of the arena, so that the kernel's data begin at a window of the host.
@@ -64,6 +65,8 @@ pub struct Machine<'r> {
     pub free_start: u64,
     /// Possible places of devices; mapped one to one.
     pub devices: Devices,
+    /// Button that ends a timed run early.
+    pub power_button: PowerButton,
 }
 
 impl Platform for Machine<'_> {
@@ -77,6 +80,14 @@ impl Platform for Machine<'_> {
 
     fn vcpus(&self) -> usize {
         self.vcpus
+    }
+
+    fn accept_end(&self) {
+        self.power_button.enable();
+    }
+
+    fn is_asked_to_end(&self) -> bool {
+        self.power_button.was_pressed()
     }
 
     fn emit(&self, message: &Message<'_>) {
