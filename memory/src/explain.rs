@@ -353,11 +353,4 @@ mod tests {
         assert_eq!((names.len(), texts.len()), (all().len(), all().len()));
         assert!(names.contains("merged"), "a refusal for KSM is the same reason as merged pages: {names:?}");
     }
-
-    #[test]
-    fn a_vm_that_is_left_alone_is_named_as_its_gate_names_it() {
-        for why in LEFT_ALONE {
-            assert_eq!(WhyNot::LeftAlone(why).name().strip_prefix("left_alone_"), Some(why.name()));
-        }
-    }
 }

@@ -95,22 +95,6 @@ pub enum LeftAlone {
     Asked,
 }
 
-impl LeftAlone {
-    /// Name in reports and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            LeftAlone::Migration => "migration",
-            LeftAlone::DirtyRate => "dirty_rate",
-            LeftAlone::Snapshot => "snapshot",
-            LeftAlone::Pinned => "pinned",
-            LeftAlone::Encrypted => "encrypted",
-            LeftAlone::GuestMemfd => "guest_memfd",
-            LeftAlone::NoAnswer => "no_answer",
-            LeftAlone::Asked => "asked",
-        }
-    }
-}
-
 impl fmt::Display for LeftAlone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

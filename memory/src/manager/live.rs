@@ -81,8 +81,6 @@ pub struct Live {
     pub unavailable_ns: Arc<Histogram<u64>>,
     /// Number of failures of each sensor, by name.
     pub sensor_failures: BTreeMap<&'static str, u64>,
-    /// Number of ticks at which a VM was left alone, by name of the reason.
-    pub ticks_left_alone: BTreeMap<&'static str, u64>,
     /// Recoveries by event.
     pub recoveries: RecoveriesByCause,
     /// Panics during actions, one line each.
@@ -198,7 +196,6 @@ impl Publisher {
             budget_refusals: 0,
             unavailable_ns: Arc::new(Histogram::new(2).expect("two digits are in its range")),
             sensor_failures: BTreeMap::new(),
-            ticks_left_alone: BTreeMap::new(),
             recoveries: BTreeMap::new(),
             panics: Vec::new(),
             unanswered: Vec::new(),
@@ -283,7 +280,6 @@ impl ManagerLoop {
             budget_refusals: report.budget_refusals,
             unavailable_ns: report.unavailable_ns.clone(),
             sensor_failures: report.sensor_failures.clone(),
-            ticks_left_alone: report.ticks_left_alone.clone(),
             recoveries: report.recoveries.clone(),
             panics: report.panics.clone(),
             unanswered: report.unanswered.clone(),

@@ -107,8 +107,6 @@ pub struct ManagerReport {
     pub released: Bytes,
     /// Counters of the policy's own decisions; of the last policy where there were several.
     pub policy_figures: Vec<(&'static str, u64)>,
-    /// Number of ticks at which a VM was left alone, by name of the reason.
-    pub ticks_left_alone: BTreeMap<&'static str, u64>,
     /// Number of ticks at which a VM was paused, so that its slower sensors rested; of all VMs together.
     pub ticks_paused: u64,
     /// Recoveries by event.
@@ -156,7 +154,6 @@ impl ManagerReport {
             panics: Vec::new(),
             released: Bytes::ZERO,
             policy_figures: Vec::new(),
-            ticks_left_alone: BTreeMap::new(),
             ticks_paused: 0,
             recoveries: BTreeMap::new(),
             supply: None,

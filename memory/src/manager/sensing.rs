@@ -41,11 +41,9 @@ impl ManagerLoop {
             if before != vm.gate && vm.gate == GateState::Open {
                 self.scan.forget();
             }
-            match vm.gate {
-                GateState::Open => {}
-                GateState::Closed(why) => *self.report.ticks_left_alone.entry(why.name()).or_default() += 1,
+            if vm.gate == GateState::Gone {
                 // The guest's manager knows its name, and reports it.
-                GateState::Gone => tracing::debug!("{} has ended", vm.managed.id),
+                tracing::debug!("{} has ended", vm.managed.id);
             }
         }
     }

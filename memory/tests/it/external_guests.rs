@@ -125,7 +125,6 @@ fn behind_a_closed_gate_windows_are_sensed_and_not_changed() {
     let mut work = greedy(&host, behind(&gate));
     assert_eq!((work.tick(), work.tick()), (0, 0));
     assert!(work.report().outcomes.is_empty());
-    assert_eq!(work.report().ticks_left_alone, BTreeMap::from([("migration", 2)]));
     assert_eq!(why_not(&work.live()), only(WhyNot::LeftAlone(LeftAlone::Migration)));
     assert_eq!(work.live().snapshot.vms[0].resident, [512; WINDOWS as usize]);
     gate.set(GateState::Open);
