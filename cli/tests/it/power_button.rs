@@ -1,6 +1,6 @@
 //! Guests that listen to their power button: one of a few instructions that switches itself off, and built-in kernels
-//! that end early. The tests press the button over the control socket and by keys on the console. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
-//! skip into a failure).
+//! that end early. The tests press the button over the control socket and by keys on the console. Needs KVM
+//! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

@@ -29,8 +29,8 @@
 //! The image brings no IDT and needs none: the VMM decides what a fault does. Ours has gates that report a fault
 //! with its registers; without them it is a triple fault. The image takes its stacks from its own `.bss`, which the
 //! VMM leaves zero. A VMM need only provide the serial port and the exit port; a line port ([`LinePiece`]) spares the
-//! guest an exit for each byte, and a power button lets a user end a timed run early. Further devices are virtio devices
-//! behind memory without interrupts: the image polls.
+//! guest an exit for each byte, and a power button lets a user end a timed run early. Further devices are virtio
+//! devices behind memory without interrupts: the image polls.
 
 use core::fmt;
 
