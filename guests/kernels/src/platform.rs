@@ -33,7 +33,7 @@ pub trait Platform: Sync {
     /// Has [`Platform::is_asked_to_end`] tell from now on. Kernels that can end early call it before their timed part.
     fn accept_end(&self) {}
 
-    /// Whether the machine's user has asked for an early end. Kernels ask after each round, which may take microseconds.
+    /// Whether the machine's user has asked for an early end. Kernels ask after each round, be it of microseconds.
     fn is_asked_to_end(&self) -> bool {
         false
     }
