@@ -32,6 +32,11 @@ pub(super) const SETTLE: Duration = Duration::from_secs(2);
 /// give back the same ones.
 const ROUND_LEAST: Duration = Duration::from_millis(20);
 
+/// Credit that a supply owes at its start, as if a request had been refused: with the default share, its first round
+/// begins after ten seconds. Windows wait because the kernel has just refused a page, or is likely to, so that the next
+/// compaction may fail as well. Of three that moved a guest's pages in `fragmented`, the shortest took 94 ms.
+const OWED: Duration = Duration::from_millis(80);
+
 /// First pause after rounds that made nothing. A compaction may find nothing because an earlier one has marked its
 /// blocks as tried (`pageblock_skip`, mm/compaction.c); a later one clears the marks.
 const FRUITLESS_FIRST: Duration = Duration::from_secs(1);
@@ -230,7 +235,7 @@ struct Credit {
 
 impl Credit {
     fn new(now: Moment) -> Credit {
-        Credit { ns: 0, earned_at: now }
+        Credit { ns: -nanoseconds(OWED), earned_at: now }
     }
 
     fn earn(&mut self, now: Moment, rules: &SupplyRules) {

@@ -1,15 +1,20 @@
 //! Decides whether to ask the kernel for another huge page, on a host that has none. A failed request is expensive:
 //! the kernel compacts its memory, which takes 20 to 40 ms of CPU (`experiment run fragmented`, a host of 24 GiB),
-//! and may move pages of guests.
+//! and may move pages of guests, which wait for them.
 //!
 //! ```text
-//!            no huge page available
+//!            no huge page available,
+//!            or memory free only in pieces
 //!   Plenty ───────────────────────▶ Scarce   asked for as many windows as blocks of 2 MiB have become free since,
 //!     ▲                               │      and once in a while for one all the same: after 500 times what
 //!     └─── 32 in a row had a page: ───┘      the request took, twice that, … a minute. One that had its page is
 //!          compaction makes them             followed by one at the next tick, then two, four, …
 //!          or 32 blocks are free for a minute, and no window waits
 //! ```
+//!
+//! Memory that is free only in pieces is what kcompactd keeps compacting (`vm.compaction_proactiveness`): if it has
+//! left no block, a request is likely to fail as well, so the first one waits as if one had been refused. With little
+//! free memory at all, the kernel takes back file pages first, and the request is made at once.
 //!
 //! Until then windows still count as waiting, so the supply of free blocks ([`block_supply`](crate::block_supply)) goes
 //! on. After one success it would rest, and all loops would compact for themselves until the next refusal.
@@ -28,16 +33,24 @@
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use wideleaf_policies::{HugePages, Moment, NodeId, NodeSet, OutcomeResult, Refusal};
+use wideleaf_policies::{Bytes, HugePages, Moment, NodeId, NodeSet, OutcomeResult, Refusal};
 
 use crate::host::Host;
-use crate::sensors::free_blocks::{free_now, free_now_on};
+use crate::sensors::free_blocks::{FreeMemory, free_now, free_now_on};
+use crate::sensors::host_memory::host_memory;
 
 /// Wait after the first refusal, as a multiple of its CPU time: failed requests use at most 0.2 % of a core. Each
 /// further one doubles it.
 const PAUSE_TIMES: u32 = 500;
 const PAUSE_SHORTEST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(60);
+
+/// Wait before a first request on memory that is free only in pieces: that after a refusal of 20 ms.
+const PAUSE_IN_PIECES: Duration = Duration::from_secs(10);
+
+/// Memory that is free, as a part of all of it, from which a lack of free blocks means that it is in pieces: one in so
+/// many. The kernel's high watermark, up to which it frees memory by itself, is below a hundredth by default.
+const FREE_PART: u64 = 20;
 
 /// Number of attempts without a free block that have to succeed in a row before all requests are allowed again, and of
 /// free blocks that count as plenty.
@@ -49,12 +62,28 @@ const PLENTY_FOR: Duration = Duration::from_secs(60);
 /// Longest pulse while a window waits for a huge page. Counting the free blocks takes some 30 us.
 pub(super) const SHORTAGE_PULSE: Duration = Duration::from_millis(500);
 
-/// State of the host's huge pages, shared by the threads that copy: the nodes that had none, at most all of them and
-/// the state without a node.
+/// State of the host's huge pages, shared by the threads that copy.
 #[derive(Debug, Default)]
-pub(super) struct HugePageBackoff(Mutex<Vec<Scarce>>);
+pub(super) struct HugePageBackoff(Mutex<States>);
 
-/// State of a node, or a host, that had no huge page.
+/// At most one of either kind for each node, and for requests without a node.
+#[derive(Debug, Default)]
+struct States {
+    /// Nodes that had no huge page.
+    scarce: Vec<Scarce>,
+    /// The others, as far as they were asked at this tick.
+    plenty: Vec<Plenty>,
+}
+
+/// State of a node, or a host, that has refused no huge page.
+#[derive(Clone, Copy, Debug)]
+struct Plenty {
+    node: Option<NodeId>,
+    /// Number of requests until the free blocks are counted again.
+    left: u64,
+}
+
+/// State of a node, or a host, that had no huge page, or is likely to have none.
 #[derive(Clone, Copy, Debug)]
 struct Scarce {
     /// NUMA node of the requests; `None`: the plan names none.
@@ -93,9 +122,10 @@ pub(super) enum Grounds {
 impl HugePageBackoff {
     /// Lets the next request count the free blocks again, and forgets a shortage that is over.
     pub fn begin_tick(&self, host: &dyn Host) {
-        let mut states = self.lock();
-        states.retain_mut(|scarce| !scarce.is_over(host));
-        for scarce in states.iter_mut() {
+        let States { scarce, plenty } = &mut *self.lock();
+        plenty.clear();
+        scarce.retain_mut(|scarce| !scarce.is_over(host));
+        for scarce in scarce {
             (scarce.left, scarce.waiting, scarce.attempts) = (None, 0, scarce.made);
         }
     }
@@ -107,27 +137,27 @@ impl HugePageBackoff {
 
     /// Number of windows that were not promoted at the latest tick, for want of a huge page.
     pub fn waiting(&self) -> u64 {
-        self.lock().iter().map(|scarce| scarce.waiting).sum()
+        self.lock().scarce.iter().map(|scarce| scarce.waiting).sum()
     }
 
     /// NUMA nodes of these windows; empty if some of them may be on any node.
     pub fn nodes_waited_for(&self) -> NodeSet {
         let states = self.lock();
-        let waiting = states.iter().filter(|scarce| scarce.waiting > 0);
+        let waiting = states.scarce.iter().filter(|scarce| scarce.waiting > 0);
         waiting.map(|scarce| scarce.node).collect::<Option<NodeSet>>().unwrap_or_default()
     }
 
     /// Notes free pages that `/proc/buddyinfo` does not count: on the lists of the CPUs. Their node is not known: they
     /// are tried where most windows wait.
     pub fn promise(&self, pages: u64) {
-        if let Some(scarce) = self.lock().iter_mut().max_by_key(|scarce| scarce.waiting) {
+        if let Some(scarce) = self.lock().scarce.iter_mut().max_by_key(|scarce| scarce.waiting) {
             scarce.promised = scarce.promised.saturating_add(pages);
         }
     }
 
     /// Whether a window waits for a huge page and a block has become free since.
     pub fn has_new_block(&self, host: &dyn Host) -> bool {
-        self.lock().iter_mut().any(|scarce| scarce.waiting > 0 && scarce.new_blocks(host) > 0)
+        self.lock().scarce.iter_mut().any(|scarce| scarce.waiting > 0 && scarce.new_blocks(host) > 0)
     }
 
     /// The host's supply of huge pages, as the requests of this manager found it: with the free blocks of nodes that
@@ -135,7 +165,7 @@ impl HugePageBackoff {
     pub fn supply(&self, host: &dyn Host) -> HugePages {
         match self.shortage(host) {
             HugePages::Scarce { free } => {
-                let states = self.lock();
+                let states = &self.lock().scarce;
                 let is_of_all = states.iter().any(|scarce| scarce.node.is_none());
                 let of_short = || states.iter().map(|scarce| free_now_on(host, scarce.node)).sum::<u64>();
                 let of_other_nodes = if is_of_all { 0 } else { free_now(host).saturating_sub(of_short()) };
@@ -147,7 +177,7 @@ impl HugePageBackoff {
 
     /// The supply of the nodes that had no huge page, or of the host if the plans name no node.
     pub fn shortage(&self, host: &dyn Host) -> HugePages {
-        let mut states = self.lock();
+        let states = &mut self.lock().scarce;
         if states.is_empty() {
             return HugePages::Plenty;
         }
@@ -157,15 +187,28 @@ impl HugePageBackoff {
 
     /// Whether the manager may ask the kernel for one huge page, of that node if the plan names one.
     pub fn may_ask(&self, host: &dyn Host, node: Option<NodeId>) -> Option<Grounds> {
-        match self.lock().iter_mut().find(|scarce| scarce.node == node) {
-            None => Some(Grounds::Plenty),
-            Some(scarce) => scarce.may_ask(host),
+        let States { scarce, plenty } = &mut *self.lock();
+        if let Some(scarce) = scarce.iter_mut().find(|scarce| scarce.node == node) {
+            return scarce.may_ask(host);
         }
+        if let Some(plenty) = plenty.iter_mut().find(|plenty| plenty.node == node && plenty.left > 0) {
+            plenty.left -= 1;
+            return Some(Grounds::Plenty);
+        }
+        let free = FreeMemory::on(host, node);
+        if is_in_pieces(host, free) {
+            scarce.push(Scarce::new(host, node, PAUSE_IN_PIECES));
+            return None;
+        }
+        plenty.retain(|plenty| plenty.node != node);
+        let left = if free.nodes == 0 { u64::MAX } else { free.huge_pages.saturating_sub(1) };
+        plenty.push(Plenty { node, left });
+        Some(Grounds::Plenty)
     }
 
     /// Learns the result of a request and its CPU time.
     pub fn learn(&self, host: &dyn Host, node: Option<NodeId>, grounds: Grounds, result: OutcomeResult, cpu: Duration) {
-        let mut states = self.lock();
+        let states = &mut self.lock().scarce;
         let place = states.iter().position(|scarce| scarce.node == node);
         let state = place.map(|place| states[place]);
         match (result, grounds) {
@@ -174,21 +217,8 @@ impl HugePageBackoff {
                 let waiting = state.map_or(0, |scarce| scarce.waiting) + 1;
                 let before = state.filter(|_| grounds != Grounds::Plenty).map_or(Duration::ZERO, |scarce| scarce.pause);
                 let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
-                let next_attempt = host.now() + pause;
-                let kept = free_now_on(host, node);
                 states.retain(|scarce| scarce.node != node);
-                states.push(Scarce {
-                    node,
-                    pause,
-                    next_attempt,
-                    made: 0,
-                    attempts: 0,
-                    kept,
-                    left: Some(0),
-                    waiting,
-                    promised: 0,
-                    plenty_since: None,
-                });
+                states.push(Scarce { waiting, ..Scarce::new(host, node, pause) });
             }
             (OutcomeResult::Done, Grounds::Attempt) => {
                 states.iter_mut().filter(|scarce| scarce.node == node).for_each(|scarce| scarce.made += 1);
@@ -200,7 +230,7 @@ impl HugePageBackoff {
 
     /// Takes back a permission that was not used: another window may ask the kernel.
     pub fn return_unused(&self, host: &dyn Host, node: Option<NodeId>, grounds: Grounds) {
-        for scarce in self.lock().iter_mut().filter(|scarce| scarce.node == node) {
+        for scarce in self.lock().scarce.iter_mut().filter(|scarce| scarce.node == node) {
             match grounds {
                 Grounds::Plenty => {}
                 Grounds::FreeBlock => scarce.left = scarce.left.map(|left| left + 1),
@@ -209,13 +239,35 @@ impl HugePageBackoff {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Scarce>> {
+    fn lock(&self) -> MutexGuard<'_, States> {
         // Replaced as a whole, or in one field that a tick resets.
         self.0.lock()
     }
 }
 
+/// Whether there is no block in a lot of free memory. False where the kernel does not say.
+fn is_in_pieces(host: &dyn Host, free: FreeMemory) -> bool {
+    let is_a_lot = |total: Bytes| free.bytes.get() >= total.get() / FREE_PART.saturating_mul(free.nodes);
+    free.huge_pages == 0 && free.nodes > 0 && host_memory(host).is_ok_and(|memory| is_a_lot(memory.total))
+}
+
 impl Scarce {
+    /// That of a node which has just refused a page, or is likely to: the window that asks waits.
+    fn new(host: &dyn Host, node: Option<NodeId>, pause: Duration) -> Scarce {
+        Scarce {
+            node,
+            pause,
+            next_attempt: host.now() + pause,
+            made: 0,
+            attempts: 0,
+            kept: free_now_on(host, node),
+            left: Some(0),
+            waiting: 1,
+            promised: 0,
+            plenty_since: None,
+        }
+    }
+
     /// Number of blocks that have become free since the last refusal.
     fn new_blocks(&mut self, host: &dyn Host) -> u64 {
         let free = free_now_on(host, self.node);
@@ -266,6 +318,8 @@ mod tests {
     use crate::testing::fake_host::FakeHost;
 
     const NO: OutcomeResult = OutcomeResult::Refused(Refusal::NoHugePage);
+
+    const SECOND: Duration = Duration::from_secs(1);
 
     /// CPU time so short that the wait is the shortest.
     const CHEAP: Duration = Duration::from_millis(1);
@@ -319,12 +373,52 @@ mod tests {
     #[test]
     fn every_request_is_allowed_before_a_refusal_for_want_of_a_page() {
         let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
+        set_free(&host, 2);
         for result in [OutcomeResult::Done, OutcomeResult::Refused(Refusal::Busy)] {
             assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Plenty));
             backoff.learn(&host, None, Grounds::Plenty, result, CHEAP);
         }
-        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Plenty));
-        assert_eq!(host.calls(), 0, "and nothing is looked at");
+        set_free(&host, 0);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Plenty), "little memory is free at all");
+    }
+
+    /// With free memory of 18 MiB in pieces, apart from these huge pages.
+    fn with_memory(mib: u64, huge_pages: u64) -> (FakeHost, HugePageBackoff) {
+        let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
+        set_free(&host, huge_pages);
+        host.set_text("/proc/meminfo", &format!("MemTotal: {} kB\nMemAvailable: 1 kB\n", mib << 10));
+        (host, backoff)
+    }
+
+    #[test]
+    fn a_first_request_on_much_memory_in_pieces_waits_as_after_a_refusal() {
+        for (mib, waits) in [(300, true), (400, false)] {
+            let (host, backoff) = with_memory(mib, 0);
+            assert_eq!(backoff.may_ask(&host, None).is_none(), waits, "{mib} MiB");
+            assert_eq!(backoff.is_waited_for(), waits);
+        }
+        let (host, backoff) = with_memory(300, 0);
+        assert_eq!(backoff.may_ask(&host, None), None);
+        host.sleep(PAUSE_IN_PIECES);
+        backoff.begin_tick(&host);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt));
+        backoff.learn(&host, None, Grounds::Attempt, NO, CHEAP);
+        host.sleep(PAUSE_IN_PIECES * 2 - SECOND);
+        assert_eq!(backoff.may_ask(&host, None), None, "a refusal doubles the wait");
+        set_free(&host, 1);
+        backoff.begin_tick(&host);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
+    }
+
+    #[test]
+    fn free_blocks_of_memory_in_pieces_are_requested_first_and_counted_once() {
+        let (host, backoff) = with_memory(300, 2);
+        let asked = || [(); 2].map(|()| backoff.may_ask(&host, None));
+        assert_eq!(asked(), [Some(Grounds::Plenty); 2]);
+        assert_eq!(host.calls(), 1);
+        set_free(&host, 0);
+        assert_eq!(asked(), [None; 2]);
+        assert_eq!(backoff.supply(&host), free(0));
     }
 
     #[test]

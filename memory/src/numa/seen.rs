@@ -22,7 +22,7 @@ use wideleaf_policies::{Bytes, CpuList, NodeId, NodeSet, PageSize};
 
 use crate::host::Host;
 use crate::proc_fields::bytes_of;
-use crate::sensors::free_blocks::{self, BLOCK_ORDER, BUDDYINFO, base_pages_from};
+use crate::sensors::free_blocks::{BUDDYINFO, FreeMemory};
 
 /// Folder of the nodes in sysfs.
 const NODES: &str = "/sys/devices/system/node";
@@ -110,7 +110,7 @@ impl NodesSeen {
     pub fn update_free(&mut self, host: &dyn Host) {
         let blocks = host.read_text(BUDDYINFO).unwrap_or_default();
         for node in &mut self.nodes {
-            node.free_2m = free_2m(&blocks, node.id);
+            node.free_2m = FreeMemory::parse(&blocks, Some(node.id)).huge_pages;
             let folder = folder_of(node.id);
             let read = |path: &str| host.read_text(path).map_err(|error| error.source);
             for of_size in &mut node.pools {
@@ -155,7 +155,7 @@ impl NodeSeen {
             free: amount("MemFree")?,
             reclaimable: RECLAIMABLE.into_iter().filter_map(|name| of_node(&memory, name)).sum(),
             distances: distances.split_whitespace().map_while(|word| word.parse().ok()).collect(),
-            free_2m: free_2m(buddyinfo, id),
+            free_2m: FreeMemory::parse(buddyinfo, Some(id)).huge_pages,
             pools: POOLED.into_iter().filter_map(|size| pool(&folder, size, read)).collect(),
             page_tables: of_node(&memory, "PageTables"),
             second_level_tables: of_node(&memory, "SecPageTables"),
@@ -191,12 +191,6 @@ fn pool(folder: &str, size: PageSize, read: Read<'_>) -> Option<PoolOnNode> {
     let folder = format!("{folder}/hugepages/hugepages-{}kB", size.bytes().get() >> 10);
     let number = |name: &str| read(&format!("{folder}/{name}")).ok()?.trim().parse().ok();
     Some(PoolOnNode { size, total: number("nr_hugepages")?, free: number("free_hugepages")? })
-}
-
-/// Number of pages of 2 MiB in free blocks of the node.
-fn free_2m(buddyinfo: &str, id: NodeId) -> u64 {
-    let zones = buddyinfo.lines().filter_map(free_blocks::zone).filter(|(node, _)| *node == u32::from(id.0));
-    zones.fold(0, |sum, (_, free)| sum.saturating_add(base_pages_from(&free, BLOCK_ORDER) >> BLOCK_ORDER))
 }
 
 #[cfg(test)]

@@ -167,7 +167,8 @@ fn if_any_call_fails_the_loop_continues_and_reaches_the_same_state() {
             assert!(failures <= 1, "the failure of call {call} is counted {failures} times: {:?}", report.outcomes);
             uncounted.extend((failures == 0).then_some(call));
         }
-        assert_eq!(uncounted.len(), 1, "without the memory in use, scans come at their longest time: {uncounted:?}");
+        // Without the memory in use, scans come at their longest time; without free blocks, a page is requested.
+        assert_eq!(uncounted.len(), 2, "{uncounted:?}");
     }
 }
 

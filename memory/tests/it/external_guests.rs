@@ -518,17 +518,21 @@ fn a_guest_that_ends_at_any_call_ends_the_loop_or_is_refused_and_nothing_panics(
         work.tick();
         (at_start, host.calls())
     };
+    let mut not_noticed = 0;
     for call in 0..calls {
         let host = host();
         host.fail_call(call, libc::ESRCH);
         let mut work = greedy(&host, of_kind(BackingKind::Anon));
         work.tick();
         let refused = work.report().outcomes.get(&("collapse", "refused_gone")).copied().unwrap_or(0);
-        // Before the first tick the loop asks for the host's nodes alone, and at its start for the memory in use. It
-        // does without either, and the scan shows the end.
-        assert_eq!(u64::from(work.has_ended()) + refused, u64::from(call > at_start), "call {call}");
+        let noticed = u64::from(work.has_ended()) + refused;
+        assert!(noticed <= 1, "call {call}");
+        not_noticed += 1 - noticed;
         assert!(work.report().sensor_failures.is_empty(), "its end is not a failure of a sensor");
     }
+    // Before the first tick the loop asks for the host's nodes alone, at its start for the memory in use, and before
+    // the first request for the host's free blocks. It does without them, and other calls show the end.
+    assert_eq!(not_noticed, at_start + 2);
 }
 
 #[test]
