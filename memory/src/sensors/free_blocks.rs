@@ -24,7 +24,7 @@ const _: () = assert!(1 << BLOCK_ORDER == BASE_PAGES_PER_WINDOW, "a block is a w
 /// Maximum number of orders: `MAX_PAGE_ORDER` is 10 on x86-64, and no build of any architecture has more than 64.
 const ORDERS_MAX: usize = 64;
 
-/// Zone of the first 16 MiB, whose blocks the kernel keeps from programs on a host of some GiB (`protection` of
+/// Zone of the first 16 MiB. The kernel keeps its blocks from programs on a host of some GiB (`protection` of
 /// `/proc/zoneinfo`; vm.lowmem_reserve_ratio in Documentation/admin-guide/sysctl/vm.rst).
 const KEPT_ZONE: &str = "DMA";
 
