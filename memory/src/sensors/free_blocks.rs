@@ -58,7 +58,7 @@ pub(crate) struct FreeMemory {
 }
 
 impl FreeMemory {
-    /// Now.
+    /// What is free now, as `/proc/buddyinfo` has it; nothing where the kernel does not report it.
     pub fn on(host: &dyn Host, node: Option<NodeId>) -> FreeMemory {
         host.read_text(BUDDYINFO).map_or_else(|_| FreeMemory::default(), |text| FreeMemory::parse(&text, node))
     }

@@ -400,6 +400,20 @@ fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
 }
 
 #[test]
+fn a_window_that_was_never_sampled_is_hurried_for_only_where_a_page_may_come() {
+    let mut vm = cold_and_hot("ff");
+    vm.access[1] = AccessHistory::default();
+    let hurried = |huge_pages| {
+        let mut desk = proven(&vm);
+        desk.plan(&with(huge_pages, vec![vm.clone()]), seconds(1));
+        desk.0.hurries(&vm, 1)
+    };
+    let others = HugePages::Priced(HugePagePrice { free: Some(0), ..HugePagePrice::default() });
+    let supplies = [HugePages::Plenty, HugePages::Scarce { free: 0 }, HugePages::Scarce { free: 1 }, others];
+    assert_eq!(supplies.map(hurried), [false, false, true, true]);
+}
+
+#[test]
 fn a_large_window_with_an_idle_result_of_its_region_is_hurried_for() {
     let mut vm = cold_and_hot("Hf");
     let mut desk = proven(&vm);

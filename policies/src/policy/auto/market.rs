@@ -56,6 +56,8 @@ pub(super) struct Market {
     price: HugePagePrice,
     /// Price from outside in cycles per second; 0 without such a price.
     told: u64,
+    /// Whether other VMs bid too, so that their pages may come to these windows.
+    has_others: bool,
     /// Number of free huge pages, if known.
     free: Option<u64>,
     /// Largest number of windows that may be vacated for other windows of these VMs.
@@ -157,9 +159,9 @@ impl Market {
     }
 
     /// Whether a sample of the window is worth more than usual: of one on base pages that may be a buyer, while there
-    /// is a page for it, and of a large one that may have become cold. That is known before the first buyer is proven,
-    /// so that it can be vacated for it at once. A large one that was hot is sampled again only while the known cold
-    /// ones do not suffice.
+    /// is a page for it or other VMs may give one, and of a large one that may have become cold. That is known before
+    /// the first buyer is proven, so that it can be vacated for it at once. A large one that was hot is sampled again
+    /// only while the known cold ones do not suffice.
     ///
     /// A window on base pages is sampled again after as many seconds as it has had samples with the same result: a
     /// buyer is proven by a second touch, and what was idle so far may have become hot where pages are left.
@@ -169,7 +171,7 @@ impl Market {
         let is_due = || age_s >= access.same_samples().into();
         self.is_open
             && match (vm.backing[row], access.was_touched()) {
-                (Backing::Base4K, None) => true,
+                (Backing::Base4K, None) => pages > 0 || self.has_others,
                 (Backing::Base4K, Some(true)) => pages > 0 && is_due(),
                 (Backing::Base4K, Some(false)) => pages > wanted && is_due(),
                 (Backing::Huge2M, _) if !self.may_vacate(vm.vm) => false,
@@ -202,6 +204,7 @@ impl Market {
             HugePages::Priced(price) => price.free,
             HugePages::Plenty => None,
         };
+        self.has_others = matches!(huge_pages, HugePages::Priced(_));
         self.told = if let HugePages::Priced(price) = huge_pages { price.cycles_per_s } else { 0 };
         if was_open {
             self.price = HugePagePrice::default();
