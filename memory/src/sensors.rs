@@ -3,6 +3,7 @@
 pub mod access;
 pub mod access_regions;
 pub mod access_sample;
+pub(crate) mod compactions;
 pub mod damon;
 pub mod free_blocks;
 pub mod guest_tables;

@@ -18,11 +18,9 @@ use super::held_blocks::{Blocks, HELD_MAX};
 use super::pressure::{LOOK_EVERY, PressureWatch, Reading, Stop};
 use super::{SupplyDemand, SupplyReport, SupplyRules};
 use crate::host::Host;
+use crate::sensors::compactions::Compactions;
 use crate::sensors::free_blocks::free_now;
 use crate::sensors::share::{nanoseconds, part};
-
-/// Counters of the kernel's memory management (proc_vmstat(5)).
-pub(super) const VMSTAT: &str = "/proc/vmstat";
 
 /// Pause after a round: the loops notice free blocks within half a second, and what they lack then is known here a
 /// second later, where a daemon asks for all of them.
@@ -201,31 +199,6 @@ impl<B: Blocks> Supplier<B> {
     }
 }
 
-/// Work of the kernel's compaction since boot, of the whole host.
-#[derive(Clone, Copy, Debug, Default)]
-struct Compactions {
-    /// Number of requests that got a block by it; `None` where the kernel does not say.
-    successful: Option<u64>,
-    /// Number of pages moved for any reason.
-    moved: u64,
-}
-
-impl Compactions {
-    fn read(host: &dyn Host) -> Compactions {
-        let text = host.read_text(VMSTAT).unwrap_or_default();
-        let counter = |name: &str| {
-            let mut values = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            values.next()?.parse().ok()
-        };
-        Compactions { successful: counter("compact_success"), moved: counter("pgmigrate_success").unwrap_or(0) }
-    }
-
-    /// Whether compaction made the block of a request. Without counters it may have.
-    fn made_one_since(&self, before: &Compactions) -> bool {
-        self.successful.zip(before.successful).is_none_or(|(now, before)| now > before)
-    }
-}
-
 /// CPU time that may still be used. A request takes as long as it takes, so it can be below zero.
 #[derive(Clone, Copy, Debug)]
 struct Credit {
@@ -265,6 +238,7 @@ mod tests {
     use super::*;
     use crate::block_supply::pressure::{CPU, MEMORY};
     use crate::host::HostError;
+    use crate::sensors::compactions::VMSTAT;
     use crate::sensors::free_blocks::BUDDYINFO;
     use crate::testing::fake_host::FakeHost;
 

@@ -14,7 +14,8 @@
 //!
 //! Memory that is free only in pieces is what kcompactd keeps compacting (`vm.compaction_proactiveness`): if it has
 //! left no block, a request is likely to fail as well, so the first one waits as if one had been refused. With little
-//! free memory at all, the kernel takes back file pages first, and the request is made at once.
+//! free memory at all, the kernel takes back file pages first, and the request is made at once. So it is where half of
+//! the host's compactions since boot have made their block, and once some for this manager have.
 //!
 //! Until then windows still count as waiting, so the supply of free blocks ([`block_supply`](crate::block_supply)) goes
 //! on. After one success it would rest, and all loops would compact for themselves until the next refusal.
@@ -36,6 +37,7 @@ use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{Bytes, HugePages, Moment, NodeId, NodeSet, OutcomeResult, Refusal};
 
 use crate::host::Host;
+use crate::sensors::compactions::Compactions;
 use crate::sensors::free_blocks::{FreeMemory, free_now, free_now_on};
 use crate::sensors::host_memory::host_memory;
 
@@ -73,6 +75,8 @@ struct States {
     scarce: Vec<Scarce>,
     /// The others, as far as they were asked at this tick.
     plenty: Vec<Plenty>,
+    /// Those of the others where compaction has made [`PLENTY_AFTER`] pages in a row.
+    compacted: Vec<Option<NodeId>>,
 }
 
 /// State of a node, or a host, that has refused no huge page.
@@ -122,7 +126,7 @@ pub(super) enum Grounds {
 impl HugePageBackoff {
     /// Lets the next request count the free blocks again, and forgets a shortage that is over.
     pub fn begin_tick(&self, host: &dyn Host) {
-        let States { scarce, plenty } = &mut *self.lock();
+        let States { scarce, plenty, .. } = &mut *self.lock();
         plenty.clear();
         scarce.retain_mut(|scarce| !scarce.is_over(host));
         for scarce in scarce {
@@ -187,7 +191,7 @@ impl HugePageBackoff {
 
     /// Whether the manager may ask the kernel for one huge page, of that node if the plan names one.
     pub fn may_ask(&self, host: &dyn Host, node: Option<NodeId>) -> Option<Grounds> {
-        let States { scarce, plenty } = &mut *self.lock();
+        let States { scarce, plenty, compacted } = &mut *self.lock();
         if let Some(scarce) = scarce.iter_mut().find(|scarce| scarce.node == node) {
             return scarce.may_ask(host);
         }
@@ -196,7 +200,7 @@ impl HugePageBackoff {
             return Some(Grounds::Plenty);
         }
         let free = FreeMemory::on(host, node);
-        if is_in_pieces(host, free) {
+        if !compacted.contains(&node) && is_in_pieces(host, free) {
             scarce.push(Scarce::new(host, node, PAUSE_IN_PIECES));
             return None;
         }
@@ -208,7 +212,7 @@ impl HugePageBackoff {
 
     /// Learns the result of a request and its CPU time.
     pub fn learn(&self, host: &dyn Host, node: Option<NodeId>, grounds: Grounds, result: OutcomeResult, cpu: Duration) {
-        let states = &mut self.lock().scarce;
+        let States { scarce: states, compacted, .. } = &mut *self.lock();
         let place = states.iter().position(|scarce| scarce.node == node);
         let state = place.map(|place| states[place]);
         match (result, grounds) {
@@ -217,12 +221,15 @@ impl HugePageBackoff {
                 let waiting = state.map_or(0, |scarce| scarce.waiting) + 1;
                 let before = state.filter(|_| grounds != Grounds::Plenty).map_or(Duration::ZERO, |scarce| scarce.pause);
                 let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
+                compacted.retain(|compacted| *compacted != node);
                 states.retain(|scarce| scarce.node != node);
                 states.push(Scarce { waiting, ..Scarce::new(host, node, pause) });
             }
             (OutcomeResult::Done, Grounds::Attempt) => {
                 states.iter_mut().filter(|scarce| scarce.node == node).for_each(|scarce| scarce.made += 1);
+                let before = states.len();
                 states.retain(|scarce| scarce.node != node || scarce.made < PLENTY_AFTER);
+                compacted.extend((states.len() < before).then_some(node));
             }
             _ => {}
         }
@@ -245,10 +252,14 @@ impl HugePageBackoff {
     }
 }
 
-/// Whether there is no block in a lot of free memory. False where the kernel does not say.
+/// Whether there is no block in a lot of free memory, and the host's compactions so far have mostly failed. False where
+/// the kernel does not say how much is free.
 fn is_in_pieces(host: &dyn Host, free: FreeMemory) -> bool {
     let is_a_lot = |total: Bytes| free.bytes.get() >= total.get() / FREE_PART.saturating_mul(free.nodes);
-    free.huge_pages == 0 && free.nodes > 0 && host_memory(host).is_ok_and(|memory| is_a_lot(memory.total))
+    free.huge_pages == 0
+        && free.nodes > 0
+        && host_memory(host).is_ok_and(|memory| is_a_lot(memory.total))
+        && !Compactions::read(host).mostly_succeed()
 }
 
 impl Scarce {
@@ -314,6 +325,7 @@ impl Scarce {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sensors::compactions::VMSTAT;
     use crate::sensors::free_blocks::BUDDYINFO;
     use crate::testing::fake_host::FakeHost;
 
@@ -398,6 +410,9 @@ mod tests {
             assert_eq!(backoff.is_waited_for(), waits);
         }
         let (host, backoff) = with_memory(300, 0);
+        host.set_text(VMSTAT, "compact_stall 100\ncompact_success 90\n");
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Plenty), "compactions of this host succeed");
+        host.set_text(VMSTAT, "compact_stall 100\ncompact_success 9\n");
         assert_eq!(backoff.may_ask(&host, None), None);
         host.sleep(PAUSE_IN_PIECES);
         backoff.begin_tick(&host);
@@ -562,6 +577,16 @@ mod tests {
         host.sleep(PAUSE_SHORTEST);
         assert_eq!(allowed(&host, &backoff, |_| OutcomeResult::Done), [1, 1, 2, 4, 8, 100, 100, 100]);
         assert_eq!(backoff.supply(&host), HugePages::Plenty);
+    }
+
+    #[test]
+    fn once_compaction_makes_pages_of_memory_in_pieces_no_request_waits_until_one_is_refused() {
+        let (host, backoff) = with_memory(300, 0);
+        assert_eq!(backoff.may_ask(&host, None), None);
+        host.sleep(PAUSE_IN_PIECES);
+        assert_eq!(allowed(&host, &backoff, |_| OutcomeResult::Done), [1, 1, 2, 4, 8, 100, 100, 100]);
+        assert_eq!(allowed(&host, &backoff, |number| if number == 1 { NO } else { OutcomeResult::Done })[0], 2);
+        assert_eq!(allowed(&host, &backoff, |_| NO), [0; 8]);
     }
 
     #[test]
