@@ -392,6 +392,16 @@ mod tests {
     }
 
     #[test]
+    fn a_new_supply_makes_nothing_for_ten_seconds() {
+        let mut bench = Bench::new(0, 1000);
+        bench.supplier = Supplier::new(bench.host.clone(), bench.blocks.clone());
+        bench.run(99, 9 * SECOND);
+        assert_eq!((bench.report().made, bench.report().refused), (0, 0));
+        bench.run(99, 2 * SECOND);
+        assert!(bench.report().made > 0);
+    }
+
+    #[test]
     fn a_reserve_is_filled_up_to_the_low_mark_while_fewer_windows_wait() {
         for (free, windows, made) in [(0, 0, 8), (5, 0, 3), (8, 0, 0), (1, 1, 7), (0, 20, 20)] {
             let mut bench = Bench::new(free, 1000);
