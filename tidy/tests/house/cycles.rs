@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use regex::Regex;
 
@@ -47,6 +48,15 @@ const CRATES: [&str; 27] = [
     "benches/simulator",
     "fleet",
 ];
+
+// Compiled once: unoptimised, that takes as long as a search in many files.
+static COMMENT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(?m)//.*$").unwrap());
+static ONLY_IN_TESTS: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?m)^( *)#\[cfg\((?:test|any\(test, [^\n]*\))\)\]\n").unwrap());
+static TEST_MODULE: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^ *(?:pub )?mod (\w+);").unwrap());
+static USE_ITEM: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?ms)^\s*(?:pub(?:\([^)]*\))?\s+)?use\s+([^;]+);").unwrap());
+static PATH_IN_CODE: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\b\w+(?:::\w+)+").unwrap());
 
 /// Path of a module from its crate's root.
 type Module = Vec<String>;
@@ -100,16 +110,13 @@ fn files_of(src: &Path) -> Files {
 
 /// The files without comments and without everything that is compiled for tests only.
 fn without_tests(mut files: Files) -> Files {
-    let comment = Regex::new(r"(?m)//.*$").unwrap();
-    let only_in_tests = Regex::new(r"(?m)^( *)#\[cfg\((?:test|any\(test, [^\n]*\))\)\]\n").unwrap();
-    let test_module = Regex::new(r"^ *(?:pub )?mod (\w+);").unwrap();
     let mut excluded: Vec<Module> = Vec::new();
     for (module, text) in &mut files {
-        let mut code = comment.replace_all(text, "").into_owned();
-        while let Some(attribute) = only_in_tests.captures(&code) {
+        let mut code = COMMENT.replace_all(text, "").into_owned();
+        while let Some(attribute) = ONLY_IN_TESTS.captures(&code) {
             let (whole, indent) = (attribute.get(0).unwrap().range(), attribute[1].to_owned());
             let rest = &code[whole.end..];
-            if let Some(name) = test_module.captures(rest) {
+            if let Some(name) = TEST_MODULE.captures(rest) {
                 excluded.push(module.iter().cloned().chain([name[1].to_owned()]).collect());
             }
             // An item ends with its first line, or with the brace at its own depth.
@@ -156,11 +163,9 @@ fn paths(tree: &str) -> Vec<Vec<String>> {
 
 /// All paths that a file names: those of its `use` items, and those in the code.
 fn named(code: &str) -> Vec<Vec<String>> {
-    let item = Regex::new(r"(?ms)^\s*(?:pub(?:\([^)]*\))?\s+)?use\s+([^;]+);").unwrap();
-    let inline = Regex::new(r"\b\w+(?:::\w+)+").unwrap();
-    let used = item.captures_iter(code).flat_map(|item| paths(&item[1]));
-    let code = item.replace_all(code, "");
-    let inline: Vec<_> = inline.find_iter(&code).flat_map(|path| paths(path.as_str())).collect();
+    let used = USE_ITEM.captures_iter(code).flat_map(|item| paths(&item[1]));
+    let code = USE_ITEM.replace_all(code, "");
+    let inline: Vec<_> = PATH_IN_CODE.find_iter(&code).flat_map(|path| paths(path.as_str())).collect();
     used.chain(inline).collect()
 }
 

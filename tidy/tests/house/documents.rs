@@ -3,23 +3,23 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use regex::Regex;
 
 use super::{Text, root, texts};
 
 /// A relative link of Markdown, without its anchor.
-const LINK: &str = r"\]\(([^)#\s]+)";
+static LINK: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\]\(([^)#\s]+)").unwrap());
 
 /// A path in back-ticks, with at least one folder.
-const PATH: &str = r"`([\w.-]+/[\w./-]*)`";
+static PATH: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"`([\w.-]+/[\w./-]*)`").unwrap());
 
 /// Documents about the past: their paths were right on their day. Their links must resolve.
 const HISTORY: [&str; 2] = ["CHANGELOG.md", "docs/decisions.md"];
 
 /// The first group of all matches, each with the number of its line.
-fn found(pattern: &str, text: &str) -> Vec<(usize, String)> {
-    let pattern = Regex::new(pattern).unwrap();
+fn found(pattern: &Regex, text: &str) -> Vec<(usize, String)> {
     let of_line = |(at, line): (usize, &str)| {
         let found = pattern.captures_iter(line).map(|found| (at + 1, found[1].to_owned()));
         found.collect::<Vec<_>>()
@@ -33,12 +33,12 @@ fn missing(text: &Text, folders: &BTreeSet<String>, exists: impl Fn(&str) -> boo
     if text.path.ends_with(".md") {
         let folder = Path::new(&text.path).parent().unwrap();
         let is_file = |target: &str| !target.contains("://") && !target.starts_with("mailto:");
-        let links = found(LINK, &text.text).into_iter().filter(|(_, target)| is_file(target));
+        let links = found(&LINK, &text.text).into_iter().filter(|(_, target)| is_file(target));
         named.extend(links.map(|(line, target)| (line, folder.join(target).to_str().unwrap().to_owned())));
     }
     if !HISTORY.contains(&&*text.path) {
         let is_ours = |path: &str| path.split('/').next().is_some_and(|folder| folders.contains(folder));
-        let paths = found(PATH, &text.text).into_iter();
+        let paths = found(&PATH, &text.text).into_iter();
         named.extend(paths.filter(|(_, path)| is_ours(path) && !path.contains("NAME")));
     }
     let missing = named.into_iter().filter(|(_, path)| !exists(path));
