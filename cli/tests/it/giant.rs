@@ -2,9 +2,11 @@
 //! report says so. The pool gets its page back, however the run ends. Needs KVM and a page of 1 GiB, or root and the
 //! memory to make one.
 
+use crate::migration::{AMONG_QUESTIONS, ask_to_end};
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use std::thread::sleep;
 use wideleaf_policies::PageSize;
 use wideleaf_testing::scratch::Running;
 use wideleaf_testing::scratch::Scratch;
@@ -20,16 +22,31 @@ fn giant_page() -> Option<GiantPage> {
     if has_kvm() { GiantPage::of_this_machine() } else { None }
 }
 
-fn run(guest_page: &str) -> Value {
-    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=6", "--policy=giant"];
-    let output = ["--timeout=5m", "--format=json", "--guest-page", guest_page];
-    let output = new_scratch().wideleaf(&[&arguments[..], &output].concat()).assert().success();
-    serde_json::from_slice(&output.get_output().stdout).unwrap()
+/// Runs GUPS under the policy for giant pages until this is true of the statistics of the VM, and returns the report.
+fn run_until(more: &[&str], is_over: impl Fn(&Value) -> bool) -> Value {
+    let scratch = new_scratch();
+    let output = ["--timeout=5m", "--control-socket=vm.sock", "--output=report.json", "--format=json"];
+    let mut run = endless(&scratch, &[&output[..], more].concat());
+    while run.0.try_wait().unwrap().is_none() {
+        let statistics = scratch.wideleaf(&["vm", "vm.sock", "statistics", "--format=json"]).output().unwrap();
+        if statistics.status.success() && is_over(&serde_json::from_slice(&statistics.stdout).unwrap()) {
+            ask_to_end(&scratch, "vm.sock");
+            break;
+        }
+        sleep(AMONG_QUESTIONS);
+    }
+    assert_eq!(run.end(), (Some(0), String::new()));
+    serde_json::from_slice(&std::fs::read(scratch.path("report.json")).unwrap()).unwrap()
+}
+
+/// Whether all of the RAM is on a page of 1 GiB.
+fn is_on_one_page(statistics: &Value) -> bool {
+    statistics["vm"]["backing"]["giant_1g"] == GIANT_BYTES
 }
 
 /// Runs a guest with its own pages of this size onto a giant page, and returns its report.
 fn ends_on_one_page(guest_page: &str) -> Value {
-    let report = run(guest_page);
+    let report = run_until(&["--guest-page", guest_page], is_on_one_page);
     let manager = &report["manager"];
     println!("{} {}", manager["outcomes"], manager["kvm_check"]);
     assert_eq!(report["verification"]["passed"], true);
@@ -79,7 +96,7 @@ fn a_run_for_giant_pages_without_a_page_gives_the_reason_first() {
 }
 
 fn endless(scratch: &Scratch, more: &[&str]) -> Running {
-    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=60", "--policy=giant"];
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=600", "--policy=giant"];
     Running::start(scratch, &[&arguments[..], more].concat())
 }
 
@@ -116,8 +133,8 @@ fn report_of(arguments: &[&str]) -> Value {
 
 /// Whether the kernel had no room for a page after all, by these counts of a report. Other tests run beside, and may
 /// have taken what there was when it was tried.
-fn had_no_room(counts: &Value, names: &[&str]) -> bool {
-    let had_none = names.iter().any(|name| counts[name].as_u64() > Some(0));
+fn had_no_room(counts: &Value, names: &[impl AsRef<str>]) -> bool {
+    let had_none = names.iter().any(|name| counts[name.as_ref()].as_u64() > Some(0));
     if had_none {
         println!("skipped: the kernel no longer had room for a page of 1 GiB: {counts}");
     }
@@ -127,12 +144,16 @@ fn had_no_room(counts: &Value, names: &[&str]) -> bool {
 #[test]
 fn a_page_is_made_for_a_running_guest_and_the_pool_is_as_before() {
     let Some(pool) = empty_pool() else { return };
-    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=6", "--policy=giant"];
-    let report = report_of(&[&arguments[..], &["--make-giant-pages=1"]].concat());
+    const NOT_MADE: [&str; 2] = ["no_room", "not_mapped"];
+    let is_over = |statistics: &Value| {
+        let not_made = &statistics["vm"]["work"]["outcomes"]["giant_page_not_made"];
+        is_on_one_page(statistics) || NOT_MADE.iter().any(|why| not_made[why].as_u64() > Some(0))
+    };
+    let report = run_until(&["--make-giant-pages=1"], is_over);
     let manager = &report["manager"];
     println!("{}", manager["outcomes"]);
     assert_eq!(report["verification"]["passed"], true);
-    if had_no_room(&manager["outcomes"], &["giant_page_not_made.no_room", "giant_page_not_made.not_mapped"]) {
+    if had_no_room(&manager["outcomes"], &NOT_MADE.map(|why| format!("giant_page_not_made.{why}"))) {
         return pool.assert_given_back();
     }
     assert_eq!(manager["outcomes"]["giant_page.made"], 1, "{manager}");
