@@ -12,13 +12,14 @@
 //!          or 32 blocks are free for a minute, and no window waits
 //! ```
 //!
+//! While the state is scarce, windows count as waiting, so the supply of free blocks
+//! ([`block_supply`](crate::block_supply)) goes on. After one success it would rest, and all loops would compact for
+//! themselves until the next refusal.
+//!
 //! Memory that is free only in pieces is what kcompactd keeps compacting (`vm.compaction_proactiveness`): if it has
 //! left no block, a request is likely to fail as well, so the first one waits as if one had been refused. With little
 //! free memory at all, the kernel takes back file pages first, and the request is made at once. So it is where half of
 //! the host's compactions since boot have made their block, and once some for this manager have.
-//!
-//! Until then windows still count as waiting, so the supply of free blocks ([`block_supply`](crate::block_supply)) goes
-//! on. After one success it would rest, and all loops would compact for themselves until the next refusal.
 //!
 //! Each NUMA node that a plan names has a state of its own: a node without huge pages does not stop promotions on
 //! another one. Requests that name no node share one state, which counts the free blocks of all nodes.
@@ -115,7 +116,7 @@ struct Scarce {
 /// Reason why the kernel may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grounds {
-    /// No refusal so far.
+    /// No refusal so far, or none since compaction made the pages.
     Plenty,
     /// At least one block is free.
     FreeBlock,

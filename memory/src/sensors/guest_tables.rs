@@ -167,8 +167,12 @@ impl TableSource for OwnTables {
 ///
 /// # Errors
 /// [`NoTables`] if the guest cannot be paused, asked or resumed, or has no tables of a supported kind. It runs again,
-/// unless resuming itself failed.
+/// unless resuming itself failed. Also while a restore or a migration fills the RAM: a table in a window that never
+/// comes would keep the caller for ever.
 pub fn sample(second_level: &dyn SecondLevel, ram: &GuestRam) -> Result<GuestTables, NoTables> {
+    if ram.claims().is_filling() {
+        return Err(NoTables::NotNow("the guest's RAM is still being filled".into()));
+    }
     let not_now = |error: SecondLevelError| NoTables::NotNow(error.to_string());
     second_level.pause().map_err(not_now)?;
     let modes = second_level.paging_modes();
@@ -641,6 +645,18 @@ mod tests {
         assert!(matches!(sample(&guest, &ram), Err(NoTables::NotNow(_))));
         guest.set_paging_modes(&[PagingMode::Off, PagingMode::Legacy]);
         assert!(matches!(sample(&guest, &ram), Err(NoTables::NotThese(_))));
+    }
+
+    #[test]
+    fn no_table_is_read_and_no_vcpu_stopped_while_ram_is_filled() {
+        let (guest, ram) = two_processes();
+        let last = WindowIndex::new(3);
+        ram.claims().begin_filling([last]);
+        guest.fail_call(0, libc::EINTR);
+        assert!(matches!(sample(&guest, &ram), Err(NoTables::NotNow(why)) if why.contains("filled")));
+        ram.claims().filled(last);
+        assert!(sample(&guest, &ram).is_err(), "this is the first call");
+        assert!(sample(&guest, &ram).is_ok());
     }
 
     #[test]
